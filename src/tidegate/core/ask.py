@@ -1,0 +1,97 @@
+"""What a caller asks: the one object that travels with a request through every room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+import msgspec
+
+from tidegate.core.chunk import Chunk
+from tidegate.core.errors import DeadlineExceeded
+from tidegate.core.flight import Flight
+
+Role = Literal["data", "admin"]
+
+
+class Caller(msgspec.Struct, frozen=True, gc=False):
+    """Who asks. `keep` is the tenant's policy for prompt and answer text; `ttl_s` how long kept text lives."""
+
+    key_id: str
+    tenant: str
+    role: Role = "data"
+    keep: bool = False
+    ttl_s: int = 0
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+
+
+class Deadline:
+    """The instant after which nobody wants the answer any more. Monotonic."""
+
+    __slots__ = ("at_ns",)
+
+    def __init__(self, in_s: float) -> None:
+        self.at_ns = time.perf_counter_ns() + int(in_s * 1e9)
+
+    def left_s(self) -> float:
+        """Seconds left; raises DeadlineExceeded where none are."""
+        left = (self.at_ns - time.perf_counter_ns()) / 1e9
+        if left <= 0:
+            raise DeadlineExceeded("The request's time is used up.", hint="Raise server.deadline_s, or ask for less.")
+        return left
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """A piece of a document that can be quoted. `score` is cosine similarity, 0 to 1."""
+
+    id: str
+    document: str
+    title: str
+    text: str
+    score: float
+    page: int | None = None
+    tags: dict[str, str] = {}
+
+
+class EngineCall(msgspec.Struct):
+    """What an engine is asked: an OpenAI-shaped body without `model` and `stream`, which the adapter adds for its own engine.
+
+    `raw` is the caller's own body, where it may be forwarded as it came: its model name is the engine's and nothing has to be added.
+    """
+
+    kind: Literal["chat", "completion"]
+    model: str
+    body: dict[str, Any]
+    raw: bytes | None = None
+
+
+#: Gives a batch of chunks to the client; returns when the client's buffer has room again.
+Emit = Callable[[list[Chunk]], Awaitable[None]]
+
+
+class Ask:
+    """One request on its way. Rooms read what they need and add what they make; every field has one writer.
+
+    - api: caller, deadline, flight, capability, stream, input, call (on /v1), emit
+    - retrieve: passages
+    - prompt: call
+    - generate: text, end (through the flight)
+    - contract: answer
+    """
+
+    __slots__ = ("answer", "call", "caller", "capability", "deadline", "emit", "flight", "input", "passages", "stream", "text")
+
+    def __init__(self, flight: Flight, caller: Caller, deadline: Deadline, *, stream: bool = False, emit: Emit | None = None) -> None:
+        self.flight = flight
+        self.caller = caller
+        self.deadline = deadline
+        self.stream = stream
+        self.emit = emit
+        self.capability = ""
+        self.input: dict[str, Any] = {}
+        self.passages: list[Passage] = []
+        self.call: EngineCall | None = None
+        self.text: list[str] = []
+        self.answer: dict[str, Any] | None = None

@@ -1,0 +1,238 @@
+"""Every error a caller can meet, drawn once.
+
+Each says what was wrong, where, and the way out (`hint`), and knows its machine code, its HTTP status and its log level. `retry_after_s` is
+sent as `Retry-After` where it is known.
+
+    TidegateError
+    |-- BadRequest 400           what was sent cannot be understood
+    |   |-- BodyTooLarge 413
+    |   |-- ContextTooLong 400   the prompt does not fit the model's context
+    |   `-- InputInvalid 422     business fields break the capability's input contract
+    |-- Unauthorized 401, Forbidden 403, NotFound 404, MethodNotAllowed 405
+    |-- RateLimited 429
+    |-- OutputInvalid 422        the model's output broke the capability's output contract
+    |-- EngineError 502          the engine answered wrongly, or not at all
+    |   |-- EngineRefused        the engine's own status, code and Retry-After, passed on
+    |   |-- EngineDown 503
+    |   |-- EngineCut 502        the stream ended before its end
+    |   |-- EngineEmpty 502      the stream ended well but said nothing
+    |   `-- EngineStalled 504
+    |-- DeadlineExceeded 504
+    |-- StoreDown 503
+    |-- ClientGone 499           nobody is left to answer
+    |-- SettingsError            start-up: a setting is wrong
+    `-- LocalPartError           start-up: a part on this machine cannot run
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+
+class TidegateError(Exception):
+    """Something went wrong inside Tidegate."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    level: ClassVar[int] = logging.ERROR
+    #: OpenAI's `error.type`.
+    type: ClassVar[str] = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def http_status(self) -> int:
+        """The status that the caller gets; an engine's own status where the error carries one."""
+        return self.status
+
+    @property
+    def public_code(self) -> str:
+        """The machine code that the caller gets; an engine's own code where the error carries one."""
+        return self.code
+
+
+class BadRequest(TidegateError):
+    """What was sent cannot be understood."""
+
+    code = "bad_request"
+    status = 400
+    level = logging.INFO
+    type = "invalid_request_error"
+
+
+class BodyTooLarge(BadRequest):
+    """The body is larger than `server.max_body_bytes`."""
+
+    code = "body_too_large"
+    status = 413
+
+
+class ContextTooLong(BadRequest):
+    """The prompt does not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class InputInvalid(BadRequest):
+    """The business fields break the capability's input contract."""
+
+    code = "input_invalid"
+    status = 422
+
+
+class Unauthorized(BadRequest):
+    """No key, or a key that is not known."""
+
+    code = "invalid_api_key"
+    status = 401
+    type = "authentication_error"
+
+
+class Forbidden(BadRequest):
+    """The key is known but may not do this."""
+
+    code = "forbidden"
+    status = 403
+    type = "permission_error"
+
+
+class NotFound(BadRequest):
+    """There is no such route, model, capability or flight."""
+
+    code = "not_found"
+    status = 404
+
+
+class MethodNotAllowed(BadRequest):
+    """The route exists, but not for this method."""
+
+    code = "method_not_allowed"
+    status = 405
+
+
+class RateLimited(TidegateError):
+    """A limit of the key, tenant or capability is used up."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+    level = logging.INFO
+    type = "rate_limit_error"
+
+
+class OutputInvalid(TidegateError):
+    """The model's output broke the capability's output contract."""
+
+    code = "output_invalid"
+    status = 422
+    level = logging.WARNING
+
+
+class EngineError(TidegateError):
+    """The engine answered wrongly, or not at all."""
+
+    code = "engine_error"
+    status = 502
+    type = "engine_error"
+
+
+class EngineRefused(EngineError):
+    """The engine refused: its own status, code and `Retry-After` are passed on."""
+
+    code = "engine_refused"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        engine_status: int,
+        engine_code: str | None = None,
+        hint: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, param=param, retry_after_s=retry_after_s)
+        self.engine_status = engine_status
+        self.engine_code = engine_code
+
+    @property
+    def http_status(self) -> int:
+        # A status below 400 from an engine that did not answer the question is a broken gateway, not a success.
+        return self.engine_status if 400 <= self.engine_status <= 599 else self.status
+
+    @property
+    def public_code(self) -> str:
+        return self.engine_code or self.code
+
+
+class EngineDown(EngineError):
+    """The engine cannot be reached."""
+
+    code = "engine_down"
+    status = 503
+
+
+class EngineCut(EngineError):
+    """The engine's stream ended before its end."""
+
+    code = "engine_cut"
+
+
+class EngineEmpty(EngineError):
+    """The engine's stream ended well but said nothing."""
+
+    code = "engine_empty"
+
+
+class EngineStalled(EngineError):
+    """The engine went silent for longer than the time-out."""
+
+    code = "engine_stalled"
+    status = 504
+
+
+class DeadlineExceeded(TidegateError):
+    """The request's own time is used up."""
+
+    code = "deadline_exceeded"
+    status = 504
+    level = logging.WARNING
+
+
+class StoreDown(TidegateError):
+    """The database cannot be reached."""
+
+    code = "store_down"
+    status = 503
+
+
+class ClientGone(TidegateError):
+    """The client left; nobody is left to answer."""
+
+    code = "client_gone"
+    status = 499
+    level = logging.INFO
+
+
+class SettingsError(TidegateError):
+    """A setting is wrong."""
+
+    code = "settings_invalid"
+
+
+class LocalPartError(TidegateError):
+    """A part on this machine cannot run."""
+
+    code = "local_part"

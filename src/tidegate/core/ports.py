@@ -1,0 +1,160 @@
+"""Where rooms meet without knowing each other. Each port is used by two rooms or served by two implementations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.core.ask import Ask, Caller, EngineCall, Passage
+from tidegate.core.chunk import Chunk, End, Usage
+from tidegate.core.flight import Flight, FlightRecord
+
+Vectors = npt.NDArray[np.float32]
+
+
+class Stage(Protocol):
+    """One step of a capability. Reads and extends the Ask; raises a TidegateError to stop the walk. Must be cancel-safe."""
+
+    name: str
+
+    async def __call__(self, ask: Ask) -> None: ...
+
+
+class EngineAnswer(msgspec.Struct):
+    """A whole (non-streamed) answer. `raw`: the engine's own OpenAI-shaped JSON where it may be passed on as it is, else None."""
+
+    text: str
+    end: End
+    usage: Usage
+    raw: bytes | None = None
+
+
+class EngineStream(Protocol):
+    """A running generation. Iterating gives batches: all chunks that one read of the socket completed, in order, never empty.
+
+    The iteration ends after a clean end. Raises EngineCut, EngineEmpty, EngineStalled, EngineError otherwise: a cut is never a success.
+    `abort()` closes the engine's connection at once; it may be called at any time, also twice, also after the end.
+    """
+
+    def __aiter__(self) -> AsyncIterator[list[Chunk]]: ...
+
+    def abort(self) -> None: ...
+
+
+class Engine(Protocol):
+    """Something that runs a model. Implementations put laps on the flight: `engine.connect`, `engine.send`, `engine.first_byte`."""
+
+    name: str
+    models: tuple[str, ...]
+
+    async def start(self, call: EngineCall, flight: Flight) -> EngineStream:
+        """Send, wait for the engine's answer head. Raises EngineDown, EngineRefused, ContextTooLong, EngineStalled."""
+        ...
+
+    async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
+        """The whole answer at once. Cancelling the caller's task aborts the engine's connection. Raises as `start` and its stream do."""
+        ...
+
+    async def figures(self) -> dict[str, Any]:
+        """Live figures for /health: reachable, slots, context length, whatever the engine tells. Never raises: `{"up": False, "why": ...}`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Embedder(Protocol):
+    """Texts to unit vectors. Rows are L2-normalised float32, shape (len(texts), dimensions)."""
+
+    model: str
+    dimensions: int
+
+    async def embed(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> Vectors:
+        """Raises StoreDown where the embedder's process cannot be reached."""
+        ...
+
+    async def count_tokens(self, texts: Sequence[str]) -> list[int]: ...
+
+
+class VectorStore(Protocol):
+    """Passages by nearness, filtered, in one transaction."""
+
+    async def search(self, collection: str, vector: Vectors, k: int, tags: dict[str, str]) -> list[Passage]:
+        """The k nearest passages whose tags contain `tags`, nearest first. Raises StoreDown."""
+        ...
+
+    async def index_version(self, collection: str) -> str:
+        """Changes whenever the collection's content does. Raises StoreDown."""
+        ...
+
+
+class KeyRecord(msgspec.Struct):
+    """An API key as it is stored: never the key itself, only its SHA-256."""
+
+    id: str
+    sha256: str
+    tenant: str
+    role: Literal["data", "admin"]
+    name: str
+    created_unix_s: float
+    revoked_unix_s: float | None = None
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+
+
+class KeyStore(Protocol):
+    """API keys. All raise StoreDown where the database cannot be reached."""
+
+    async def add_key(self, key: KeyRecord) -> None: ...
+
+    async def list_keys(self) -> list[KeyRecord]: ...
+
+    async def revoke_key(self, key_id: str) -> bool:
+        """True where the key existed and was not revoked before."""
+        ...
+
+
+class KeptText(msgspec.Struct):
+    """Prompt and answer of one flight, encrypted before it leaves the gateway's memory (policy `keep` only)."""
+
+    flight_id: str
+    tenant: str
+    expires_unix_s: float
+    sealed: bytes
+
+
+class FlightStore(Protocol):
+    """Finished flights, durable and queryable. All raise StoreDown."""
+
+    async def write_flights(self, flights: Sequence[FlightRecord], kept: Sequence[KeptText]) -> None:
+        """All or nothing; writing a flight twice is the same as once."""
+        ...
+
+    async def get_flight(self, flight_id: str) -> FlightRecord | None: ...
+
+    async def list_flights(
+        self, *, tenant: str | None = None, capability: str | None = None, end: str | None = None, before_id: str | None = None, limit: int = 50
+    ) -> list[FlightRecord]:
+        """Newest first; `before_id` pages on."""
+        ...
+
+    async def get_kept(self, flight_id: str) -> KeptText | None: ...
+
+    async def forget_expired(self) -> int:
+        """Deletes kept text past its time; returns how many."""
+        ...
+
+
+class FlightSink(Protocol):
+    """Receives each finished flight once, before its last bytes leave. Must not raise and must not block: a store that is down never stops an answer."""
+
+    def finished(self, record: FlightRecord, kept: KeptText | None = None) -> None: ...
+
+
+class CallerLookup(Protocol):
+    """From a presented key to who asks. Raises Unauthorized, or StoreDown where keys could not be read yet."""
+
+    def find(self, presented_key: str) -> Caller: ...
