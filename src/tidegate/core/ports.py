@@ -154,6 +154,25 @@ class FlightSink(Protocol):
     def finished(self, record: FlightRecord, kept: KeptText | None = None) -> None: ...
 
 
+class LiveFlights(Protocol):
+    """The newest finished flights, in memory: for the live page, and for a flight that no database holds yet. Their numbers only grow."""
+
+    @property
+    def seq(self) -> int:
+        """The number of the newest flight; 0 before the first."""
+        ...
+
+    def recent(self, tenant: str | None, limit: int, after_seq: int = 0) -> list[FlightRecord]:
+        """Newest first, at most `limit`, only those numbered above `after_seq`; of one tenant, or of all where `tenant` is None."""
+        ...
+
+    def find(self, flight_id: str) -> FlightRecord | None: ...
+
+    async def wait_newer(self, seq: int) -> int:
+        """Returns the newest number as soon as it is above `seq`. The caller bounds the wait; cancelling it is safe."""
+        ...
+
+
 class CallerLookup(Protocol):
     """From a presented key to who asks. Raises Unauthorized, or StoreDown where keys could not be read yet."""
 
