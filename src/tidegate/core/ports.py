@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tidegate.core.ask import Ask, Caller, EngineCall, Passage
 from tidegate.core.chunk import Chunk, End, Usage
+from tidegate.core.document import Document, NewPassage, Replaced
 from tidegate.core.flight import Flight, FlightRecord
 
 Vectors = npt.NDArray[np.float32]
@@ -88,6 +89,30 @@ class VectorStore(Protocol):
 
     async def index_version(self, collection: str) -> str:
         """Changes whenever the collection's content does. Raises StoreDown."""
+        ...
+
+
+class DocumentStore(Protocol):
+    """Documents and their passages, for ingest. All raise StoreDown."""
+
+    async def document_sha(self, collection: str, source: str) -> str | None:
+        """The digest under which the document was stored last; None where it is not there."""
+        ...
+
+    async def replace_document(self, document: Document, passages: Sequence[NewPassage], vectors: Vectors) -> Replaced:
+        """Make the store hold exactly these passages for the document, in one transaction: searches see the old ones until it is done.
+
+        `vectors` has shape (len(passages), dimensions), rows normalised. Passages whose text did not change keep their id. Raises
+        SettingsError where the dimensions are not the store's.
+        """
+        ...
+
+    async def delete_document(self, collection: str, source: str) -> bool:
+        """True where the document was there; its passages go with it."""
+        ...
+
+    async def list_documents(self, collection: str | None = None) -> list[Document]:
+        """By collection and source."""
         ...
 
 

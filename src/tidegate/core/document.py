@@ -1,0 +1,67 @@
+"""A document as it is stored: who it is, and the passages that can be quoted from it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """One document of a collection; `source` (a path or URI) names it there.
+
+    - `sha256`: hex digest of the content *and* of whatever else decides what is stored (loader and chunker version, embedding model), so
+      that "same digest" means "nothing to do".
+    - `tags`: what a search may filter on; every passage of the document carries them.
+    - `version`, `passages`, `ingested_unix_s` are the store's: what they hold on the way in is ignored.
+    """
+
+    collection: str
+    source: str
+    title: str
+    sha256: str
+    size_bytes: int = 0
+    tags: dict[str, str] = {}
+    #: 1 for the first ingest, one more for each one that replaced it.
+    version: int = 0
+    passages: int = 0
+    ingested_unix_s: float = 0.0
+
+
+class NewPassage(msgspec.Struct, frozen=True):
+    """A passage on its way into the store, in the order of the document.
+
+    `heading` is the path of headings above it, e.g. "Claims > Deadlines". `tags` are added to the document's own and win over them.
+    """
+
+    text: str
+    page: int | None = None
+    heading: str = ""
+    tokens: int = 0
+    tags: dict[str, str] = {}
+
+
+class Replaced(msgspec.Struct, frozen=True):
+    """What `replace_document` did, in passages. `notes`: sentences about content that had to be changed to be stored."""
+
+    added: int
+    kept: int
+    removed: int
+    version: int
+    notes: list[str] = []
+
+
+def passage_ids(document: Document, passages: Sequence[NewPassage]) -> list[str]:
+    """The passages' ids: 24 hex digits, stable by content.
+
+    The same text in the same document keeps its id when text around it changes; a text that occurs twice gets two ids.
+    """
+    seen: Counter[str] = Counter()
+    ids = []
+    for passage in passages:
+        name = "\0".join((document.collection, document.source, passage.text, str(seen[passage.text])))
+        ids.append(hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:24])
+        seen[passage.text] += 1
+    return ids
