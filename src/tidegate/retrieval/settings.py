@@ -1,0 +1,35 @@
+"""Settings of this room: `[embedder]` turns text into vectors, `[retrieval]` finds passages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from tidegate.core.settings import Section
+
+
+class EmbedderSettings(Section):
+    """`[embedder]`: the multilingual model that turns text into vectors."""
+
+    mode: Literal["child", "in_process"] = Field(
+        "child", description="`child`: one embedder process serves every worker; `in_process`: the gateway loads the model itself."
+    )
+    socket: Path | None = Field(
+        None, description="Unix socket of the embedder child; when empty, run/embedder.sock in the data folder."
+    )
+    threads: int = Field(0, ge=0, le=64, description="Threads that one embedding may use; 0 takes half of the cores, at least one.")
+    max_length: int = Field(
+        512, ge=16, le=512, description="Tokens read at once; a longer text is read in windows of this size whose vectors are averaged."
+    )
+    batch_size: int = Field(
+        8, ge=1, le=256, description="Texts computed at once while documents are read; a question waits for at most one such batch."
+    )
+
+
+class RetrievalSettings(Section):
+    """`[retrieval]`: which passages are found for a question."""
+
+    collection: str = Field("default", min_length=1, description="Collection that is searched where a capability names none.")
+    k: int = Field(4, ge=1, le=100, description="Passages found for a question where a capability names no number.")
