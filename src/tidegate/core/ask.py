@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidegate.core.chunk import Chunk
+from tidegate.core.chunk import Chunk, End, Usage
 from tidegate.core.errors import DeadlineExceeded
 from tidegate.core.flight import Flight
 
@@ -67,6 +67,15 @@ class EngineCall(msgspec.Struct):
     raw: bytes | None = None
 
 
+class EngineAnswer(msgspec.Struct):
+    """A whole (non-streamed) answer. `raw`: the engine's own OpenAI-shaped JSON where it may be passed on as it is, else None."""
+
+    text: str
+    end: End
+    usage: Usage
+    raw: bytes | None = None
+
+
 #: Gives a batch of chunks to the client; returns when the client's buffer has room again.
 Emit = Callable[[list[Chunk]], Awaitable[None]]
 
@@ -77,11 +86,11 @@ class Ask:
     - api: caller, deadline, flight, capability, stream, input, call (on /v1), emit
     - retrieve: passages
     - prompt: call
-    - generate: text, end (through the flight)
+    - generate: text, whole (an engine's whole answer), end (through the flight)
     - contract: answer
     """
 
-    __slots__ = ("answer", "call", "caller", "capability", "deadline", "emit", "flight", "input", "passages", "stream", "text")
+    __slots__ = ("answer", "call", "caller", "capability", "deadline", "emit", "flight", "input", "passages", "stream", "text", "whole")
 
     def __init__(self, flight: Flight, caller: Caller, deadline: Deadline, *, stream: bool = False, emit: Emit | None = None) -> None:
         self.flight = flight
@@ -94,4 +103,5 @@ class Ask:
         self.passages: list[Passage] = []
         self.call: EngineCall | None = None
         self.text: list[str] = []
+        self.whole: EngineAnswer | None = None
         self.answer: dict[str, Any] | None = None

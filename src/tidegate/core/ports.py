@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.core.ask import Ask, Caller, EngineCall, Passage
-from tidegate.core.chunk import Chunk, End, Usage
+from tidegate.core.ask import EngineAnswer as EngineAnswer
+from tidegate.core.chunk import Chunk
 from tidegate.core.document import Document, NewPassage, Replaced
 from tidegate.core.flight import Flight, FlightRecord
 
@@ -23,15 +24,6 @@ class Stage(Protocol):
     name: str
 
     async def __call__(self, ask: Ask) -> None: ...
-
-
-class EngineAnswer(msgspec.Struct):
-    """A whole (non-streamed) answer. `raw`: the engine's own OpenAI-shaped JSON where it may be passed on as it is, else None."""
-
-    text: str
-    end: End
-    usage: Usage
-    raw: bytes | None = None
 
 
 class EngineStream(Protocol):

@@ -1,0 +1,1 @@
+"""Who may pass, and when."""

@@ -1,0 +1,1 @@
+"""Walks the stages of a capability and deals out its time."""

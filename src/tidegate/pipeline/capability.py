@@ -1,0 +1,197 @@
+"""Loads a capability: the user's folder, checked once at start-up so that a request never meets a broken one.
+
+    GROUP/NAME/capability.toml            stages, budgets, model, retrieval and generation
+    GROUP/NAME/input.schema.json          business fields in: types, enums, cross-field rules
+    GROUP/NAME/output.schema.json         business fields out
+    GROUP/NAME/prompts/VERSION/template.jinja   blocks `system` and `user`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.sandbox
+import jsonschema_rs
+from pydantic import Field, ValidationError
+
+from tidegate.core.errors import InputInvalid, OutputInvalid, SettingsError
+from tidegate.core.plugins import names, nearest
+from tidegate.core.settings import Section
+
+
+class Budgets(Section):
+    """Seconds that a stage, the first token and the whole may take."""
+
+    retrieve_s: float = Field(2.0, gt=0, description="Seconds that retrieval may take.")
+    first_token_s: float = Field(30.0, gt=0, description="Seconds from the engine's call to its first token.")
+    total_s: float = Field(120.0, gt=0, description="Seconds that the whole request may take.")
+
+
+class Retrieve(Section):
+    """What is searched, and for what."""
+
+    collection: str = Field("default", description="The collection that is searched.")
+    question: str = Field("question", description="The input field whose text is searched for.")
+    k: int = Field(4, ge=1, le=50, description="How many passages go into the prompt.")
+    min_score: float = Field(0.0, ge=0, le=1, description="Passages below this cosine similarity are left out.")
+    tags_from: dict[str, str] = Field(default_factory=dict, description="Tag name to input field: only passages with that tag value are searched.")
+
+
+class Generate(Section):
+    """How the model is asked. These never appear in the business fields."""
+
+    max_tokens: int = Field(256, ge=1, description="Most tokens that the model may answer with.")
+    temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature.")
+    json_schema: bool = Field(False, description="Send the output schema to the engine; the answer is checked again by us in any case.")
+
+
+class Manifest(Section):
+    """capability.toml."""
+
+    description: str = Field("", description="One sentence for people.")
+    stages: list[str] = Field(description="Stages in order.")
+    prompt: str = Field("v1", description="The prompt version that is used: a folder under prompts/.")
+    model: str = Field("default", description="A public model name, or `default`.")
+    budgets: Budgets = Field(default_factory=lambda: Budgets.model_validate({}), description="Time shares.")
+    retrieve: Retrieve = Field(default_factory=lambda: Retrieve.model_validate({}), description="Retrieval.")
+    generate: Generate = Field(default_factory=lambda: Generate.model_validate({}), description="Generation.")
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """A loaded capability. `path` is "GROUP/NAME"; `sha256` covers every file that shapes its answers."""
+
+    path: str
+    manifest: Manifest
+    input_schema: dict[str, Any]
+    output_schema: dict[str, Any]
+    prompt_sha256: str
+    sha256: str
+    template: jinja2.Template
+    _input: jsonschema_rs.Validator
+    _output: jsonschema_rs.Validator
+
+    @property
+    def streams(self) -> bool:
+        """Whether text may leave before the whole answer is known: not where a contract judges the whole."""
+        return "contract" not in self.manifest.stages
+
+    def check_input(self, fields: dict[str, Any]) -> None:
+        """Raises InputInvalid that names every field that is wrong and how."""
+        if problems := _problems(self._input, self.input_schema, fields):
+            raise InputInvalid(
+                f"The input of {self.path} is not as its contract says: " + "; ".join(problems[:5]) + ".",
+                hint=f"The contract is at GET /api/v1/capabilities under {self.path!r}.",
+                param=problems[0].split(":", 1)[0],
+            )
+
+    def check_output(self, fields: Any) -> None:
+        """Raises OutputInvalid that names what is wrong, without the answer's text."""
+        if errors := list(self._output.iter_errors(fields)):
+            where = sorted({f"{_where(error)} ({_keyword(error)})" for error in errors})
+            raise OutputInvalid(
+                f"The model's answer broke the output contract of {self.path} at {', '.join(where[:5])}.",
+                hint="Nothing was passed on. Try again, or look at the flight for what happened.",
+            )
+
+
+def load_all(folders: list[str]) -> dict[str, Capability]:
+    """All capabilities under `folders`, by path. Raises SettingsError that names the file that is wrong."""
+    found: dict[str, Capability] = {}
+    for folder in folders:
+        root = Path(folder).expanduser()
+        if not root.is_dir():
+            raise SettingsError(f"There is no folder {root} (capabilities.folders).", hint="Correct the path, or create the folder.")
+        for manifest in sorted(root.glob("*/*/capability.toml")):
+            capability = load(manifest.parent)
+            if capability.path in found:
+                raise SettingsError(f"The capability {capability.path} is in two folders; the second is {manifest.parent}.", hint="Remove one.")
+            found[capability.path] = capability
+    return found
+
+
+def load(folder: Path) -> Capability:
+    """One capability. Raises SettingsError that names the file and what is wrong in it."""
+    path = f"{folder.parent.name}/{folder.name}"
+    manifest = _manifest(folder / "capability.toml")
+    prompt = folder / "prompts" / manifest.prompt / "template.jinja"
+    source = _read(prompt)
+    try:
+        # Sandboxed: a prompt is data of its author, not a program with our rights. Undefined names are errors, never empty text.
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True)
+        template = environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise SettingsError(f"{prompt}:{error.lineno}: {error.message}", hint="Correct the template.") from None
+    if missing := {"system", "user"} - set(template.blocks):
+        raise SettingsError(f"{prompt} has no block {', '.join(sorted(missing))}.", hint="A template has the blocks `system` and `user`.")
+    input_schema, input_validator = _schema(folder / "input.schema.json")
+    output_schema, output_validator = _schema(folder / "output.schema.json")
+    digest = hashlib.sha256()
+    for file in (folder / "capability.toml", folder / "input.schema.json", folder / "output.schema.json", prompt):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return Capability(
+        path, manifest, input_schema, output_schema, hashlib.sha256(source.encode()).hexdigest(), digest.hexdigest(),
+        template, input_validator, output_validator,
+    )
+
+
+def _manifest(file: Path) -> Manifest:
+    try:
+        manifest = Manifest.model_validate(tomllib.loads(_read(file)))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{file} is not TOML: {error}.", hint="Correct the line that it names.") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SettingsError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}.", hint="docs/capabilities.md lists every name.") from None
+    known = names("tidegate.pipeline.stages")
+    for stage in manifest.stages:
+        if stage not in known:
+            raise SettingsError(f"{file}: there is no stage {stage!r}.", hint=nearest(stage, known))
+    return manifest
+
+
+def _schema(file: Path) -> tuple[dict[str, Any], jsonschema_rs.Validator]:
+    try:
+        schema: dict[str, Any] = json.loads(_read(file))
+        # The mask keeps the caller's values out of messages: business fields are personal data, and messages end up in logs.
+        return schema, jsonschema_rs.validator_for(schema, mask="the value")
+    except (ValueError, jsonschema_rs.ValidationError) as error:
+        raise SettingsError(f"{file} is not a JSON Schema: {error}", hint="Correct the schema.") from None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file} cannot be read: {error}.", hint="Every capability has this file, as UTF-8 text.") from None
+
+
+def _where(error: jsonschema_rs.ValidationError) -> str:
+    return ".".join(str(step) for step in error.instance_path) or "(the whole)"
+
+
+def _keyword(error: jsonschema_rs.ValidationError) -> str:
+    return str(error.schema_path[-1]) if error.schema_path else "schema"
+
+
+def _problems(validator: jsonschema_rs.Validator, schema: dict[str, Any], fields: Any) -> list[str]:
+    return [f"{_where(error)}: {error.message[:200]}{_because(schema, error.schema_path)}" for error in validator.iter_errors(fields)]
+
+
+def _because(schema: Any, steps: list[str | int]) -> str:
+    """The author's own words for the broken rule: the nearest `description` on the way to it, of a cross-field rule or a field."""
+    words = ""
+    for step in steps:
+        try:
+            schema = schema[step]
+        except (KeyError, IndexError, TypeError):
+            break
+        if isinstance(schema, dict):
+            words = schema.get("description", words)
+    return f" ({words.rstrip('.')})" if words else ""

@@ -1,0 +1,33 @@
+"""What stages may use. app.py fills it; a stage takes what it needs in its `build`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidegate.core.ask import Passage
+from tidegate.core.ports import Engine
+
+
+class Engines(Protocol):
+    """Finds the engine that serves a public model name."""
+
+    def find(self, model: str | None) -> tuple[Engine, str]:
+        """The engine and its own name for the model. Raises NotFound that lists the known models."""
+        ...
+
+
+class Searcher(Protocol):
+    """Finds passages. Raises StoreDown."""
+
+    async def find(self, question: str, *, k: int, tags: dict[str, str], collection: str) -> list[Passage]: ...
+
+    async def index_version(self, collection: str) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The services of neighbour rooms. `search` is None where no store is configured."""
+
+    engines: Engines
+    search: Searcher | None = None

@@ -1,0 +1,35 @@
+"""Walks the stages of a request, each within its share of the time that is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidegate.core.ask import Ask
+from tidegate.core.errors import DeadlineExceeded
+from tidegate.core.ports import Stage
+
+
+class Step(NamedTuple):
+    """A stage and the seconds it may take; None: as long as the request's deadline allows."""
+
+    stage: Stage
+    budget_s: float | None
+
+
+async def run(ask: Ask, steps: Sequence[Step]) -> None:
+    """Walk all steps in order. Raises what a stage raises, and DeadlineExceeded that names the stage whose time ran out."""
+    for stage, budget_s in steps:
+        left_s = ask.deadline.left_s()
+        allowed_s = left_s if budget_s is None else min(left_s, budget_s)
+        try:
+            async with asyncio.timeout(allowed_s) as scope:
+                await stage(ask)
+        except TimeoutError:
+            if not scope.expired():  # somebody else's time-out is not ours to rename
+                raise
+            raise DeadlineExceeded(
+                f"The stage {stage.name!r} did not finish within {allowed_s:.1f} s.",
+                hint="Raise its budget in capability.toml or server.deadline_s, or look at the flight to see where the time went.",
+            ) from None

@@ -1,0 +1,1 @@
+"""One file = one stage. Each module has `build(capability, parts) -> Stage`."""

@@ -1,0 +1,36 @@
+"""Finds the passages that an answer may rest on."""
+
+from __future__ import annotations
+
+from tidegate.core.ask import Ask
+from tidegate.core.errors import SettingsError
+from tidegate.core.ports import Stage
+from tidegate.pipeline.capability import Capability, Retrieve
+from tidegate.pipeline.parts import Parts, Searcher
+
+
+class RetrieveStage:
+    """Question in, passages out; notes what was found, from which version of the index."""
+
+    name = "retrieve"
+
+    def __init__(self, search: Searcher, settings: Retrieve) -> None:
+        self._search = search
+        self._settings = settings
+
+    async def __call__(self, ask: Ask) -> None:
+        settings = self._settings
+        tags = {tag: str(ask.input[field]) for tag, field in settings.tags_from.items() if ask.input.get(field) is not None}
+        flight = ask.flight
+        flight.index_version = await self._search.index_version(settings.collection)
+        found = await self._search.find(str(ask.input[settings.question]), k=settings.k, tags=tags, collection=settings.collection)
+        ask.passages = [passage for passage in found if passage.score >= settings.min_score]
+        flight.passage_ids = [passage.id for passage in ask.passages]
+        flight.decide("retrieved", collection=settings.collection, tags=tags, scores=[round(passage.score, 4) for passage in found])
+        flight.lap("retrieve")
+
+
+def build(capability: Capability, parts: Parts) -> Stage:
+    if parts.search is None:
+        raise SettingsError(f"The capability {capability.path} retrieves, but no store is set.", hint="Set store.dsn.")
+    return RetrieveStage(parts.search, capability.manifest.retrieve)
