@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Everything that continuous integration checks, in the order of its cost. Arguments go to pytest; --no-pytest leaves it out.
+# The environment is made by scripts/setup.sh test.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PWD/.venv/bin:$PATH"
+echo "== ruff";     ruff check
+echo "== mypy";     mypy
+echo "== imports";  lint-imports --no-logo 2>/dev/null || lint-imports
+[ "${1:-}" != --no-pytest ] || exit 0
+echo "== pytest"
+# no_skips: where CI is set, a test that is skipped has failed.
+exec python -m pytest -p tests.plugins.no_skips "$@"
