@@ -7,7 +7,8 @@ sent as `Retry-After` where it is known.
     |-- BadRequest 400           what was sent cannot be understood
     |   |-- BodyTooLarge 413
     |   |-- ContextTooLong 400   the prompt does not fit the model's context
-    |   `-- InputInvalid 422     business fields break the capability's input contract
+    |   |-- InputInvalid 422     business fields break the capability's input contract
+    |   `-- DocumentUnreadable 422  a file that was to be ingested cannot be read
     |-- Unauthorized 401, Forbidden 403, NotFound 404, MethodNotAllowed 405
     |-- RateLimited 429
     |-- OutputInvalid 422        the model's output broke the capability's output contract
@@ -90,6 +91,13 @@ class InputInvalid(BadRequest):
     """The business fields break the capability's input contract."""
 
     code = "input_invalid"
+    status = 422
+
+
+class DocumentUnreadable(BadRequest):
+    """A file that was to be ingested cannot be read."""
+
+    code = "document_unreadable"
     status = 422
 
 
