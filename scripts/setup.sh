@@ -15,7 +15,7 @@ die() { say "error: $1"; shift; for line in "$@"; do say "  $line"; done; exit 1
 stage() {
   local title=$1 begun=$SECONDS shown=0 pid status; shift
   "$@" >"$log" 2>&1 </dev/null & pid=$!
-  trap 'kill "$pid" 2>/dev/null; wait "$pid" 2>/dev/null; say; exit 130' INT TERM HUP
+  trap 'kill "$pid" 2>/dev/null; wait "$pid" || true; say; say "Stopped. The same command goes on from here."; exit 130' INT TERM HUP
   [ -t 2 ] || printf '%s ...\n' "$title" >&2
   while kill -0 "$pid" 2>/dev/null; do
     if [ -t 2 ]; then printf '\r%s ... %d s' "$title" $((SECONDS - begun)) >&2
