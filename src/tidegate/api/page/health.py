@@ -1,0 +1,107 @@
+"""The figures at the top of the page: a fold over /health and the newest flights. Every name is optional: what is absent is not shown.
+
+Names read: `status`, `in_flight`, `engines.{name}.{up,why}`, `embedder.{up,why}`, `database.{up,why}`, `spool.{waiting,bytes,max_bytes}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.api.page import words
+from tidegate.api.page.waterfall import quantile
+from tidegate.core.chunk import CLEAN_ENDS
+from tidegate.core.errors import TidegateError
+from tidegate.core.flight import FlightRecord
+
+#: How many of the newest flights the times are taken from.
+RECENT = 200
+_FRESH_S = 2.0
+_PATIENCE_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure: `tone` is good, warn, bad or empty (no judgement)."""
+
+    name: str
+    value: str
+    note: str = ""
+    tone: str = ""
+
+
+class HealthReader:
+    """Asks for health at most once in two seconds, however many pages look, and never waits long for it."""
+
+    def __init__(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        self._ask = ask
+        self._known: dict[str, Any] = {}
+        self._until_ns = 0
+        self._one = asyncio.Lock()
+
+    async def read(self) -> dict[str, Any]:
+        """The body of /health; `{"status": "unknown"}` where it did not come in time."""
+        async with self._one:
+            if time.perf_counter_ns() >= self._until_ns:
+                try:
+                    async with asyncio.timeout(_PATIENCE_S):
+                        self._known = await self._ask()
+                except (TimeoutError, TidegateError, OSError):
+                    self._known = {"status": "unknown"}
+                self._until_ns = time.perf_counter_ns() + int(_FRESH_S * 1e9)
+            return self._known
+
+
+def figures(health: dict[str, Any], recent: Sequence[FlightRecord]) -> list[Figure]:
+    """What the head of the page shows, in order."""
+    return [*_status(health), *_times(recent), *_parts(health), *_spool(health)]
+
+
+def _status(health: dict[str, Any]) -> list[Figure]:
+    status = str(health.get("status", "unknown"))
+    tone = {"ok": "good", "degraded": "warn", "unknown": "warn"}.get(status, "bad")
+    found = [Figure("Status", status, tone=tone)]
+    if "in_flight" in health:
+        found.append(Figure("In flight", f"{health['in_flight']:,}"))
+    return found
+
+
+def _times(recent: Sequence[FlightRecord]) -> list[Figure]:
+    """Of successful flights alone: a refusal is quick, and would flatter."""
+    clean = [flight for flight in recent if flight.end in CLEAN_ENDS]
+    whole = [flight.whole_ns for flight in clean]
+    first = [flight.first_token_ns for flight in clean if flight.first_token_ns]
+    return [_pair("First token", first), _pair("Whole answer", whole)]
+
+
+def _pair(name: str, values_ns: Sequence[int]) -> Figure:
+    note = f"P95 {words.span(quantile(values_ns, 0.95))}" if values_ns else "no answers yet"
+    return Figure(name, words.span(quantile(values_ns, 0.5)), note)
+
+
+def _parts(health: dict[str, Any]) -> list[Figure]:
+    found = []
+    engines = health.get("engines") or {}
+    if engines:
+        down = [name for name, figures in engines.items() if not figures.get("up")]
+        names = ", ".join(engines) if len(engines) < 3 else f"{len(engines)} engines"
+        found.append(Figure("Engine", "down" if down else "up", ", ".join(down) or names, "bad" if down else "good"))
+    for key, name in (("embedder", "Embedder"), ("database", "Database")):
+        if part := health.get(key):
+            up = bool(part.get("up"))
+            found.append(Figure(name, "up" if up else "down", "" if up else str(part.get("why", ""))[:80], "good" if up else "bad"))
+    return found
+
+
+def _spool(health: dict[str, Any]) -> list[Figure]:
+    spool = health.get("spool")
+    if not spool:
+        return []
+    waiting, used, bound = spool.get("waiting"), spool.get("bytes"), spool.get("max_bytes")
+    note = words.size(used) + (f" of {words.size(bound)}" if bound else "") if used is not None else ""
+    full = bool(used is not None and bound and used > 0.8 * bound)
+    value = "–" if waiting is None else "empty" if waiting == 0 else f"{waiting:,} waiting"
+    return [Figure("Spool", value, note, "warn" if full else "")]

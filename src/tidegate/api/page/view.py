@@ -1,0 +1,76 @@
+"""From flights to HTML: the templates, and what they are given."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from tidegate.api.page import form, health, rooms, waterfall, words
+from tidegate.api.page.assets import Assets
+from tidegate.api.page.deps import CapabilityView
+from tidegate.core.ask import Caller
+from tidegate.core.flight import FlightRecord
+
+_ROWS_KEPT = 2000
+
+
+class Views:
+    """Renders every page and fragment. A finished flight never changes, so its row is drawn once."""
+
+    def __init__(self, assets: Assets, version: str) -> None:
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False,
+        )
+        self._templates.globals.update(asset=assets.address, version=version, words=words, rooms=rooms.ROOMS, width=waterfall.WIDTH)
+        self._rows: OrderedDict[str, Markup] = OrderedDict()
+
+    def page(self, template: str, **values: Any) -> str:
+        """A whole page."""
+        return self._templates.get_template(template).render(**values)
+
+    def rows(self, flights: Sequence[FlightRecord]) -> Markup:
+        """The list's rows, one line of HTML each."""
+        return Markup("\n").join(self._row(flight) for flight in flights)
+
+    def health(self, figures: list[health.Figure]) -> Markup:
+        return Markup(self.page("part/health.html", figures=figures))  # noqa: S704 - rendered by an autoescaping template
+
+    def flight(self, record: FlightRecord, caller: Caller) -> str:
+        """The page of one flight."""
+        return self.page(
+            "flight.html", title=f"Flight {record.id[:12]}", caller=caller, flight=record, parts=waterfall.parts(record),
+            ticks=waterfall.ticks(record.whole_ns), rhythm=waterfall.rhythm(record), sum_ns=sum(ns for _, ns in record.laps),
+            began=words.local(record.began_unix_ns),
+            decisions=[(at_ns, what, facts_of(facts)) for at_ns, what, facts in record.decisions],
+        )
+
+    def capabilities(self, capabilities: Sequence[CapabilityView]) -> list[dict[str, Any]]:
+        """What the ask box is drawn from."""
+        return [
+            {
+                "path": one.path, "id": one.path.replace("/", "-"), "description": one.description, "streams": one.streams,
+                "fields": form.fields(one.input_schema), "examples": form.examples(one.input_schema),
+            }
+            for one in capabilities
+        ]
+
+    def _row(self, flight: FlightRecord) -> Markup:
+        if (row := self._rows.get(flight.id)) is None:
+            strip = waterfall.strip(flight.laps, flight.whole_ns)
+            html = self.page("part/row.html", flight=flight, strip=strip, began=words.local(flight.began_unix_ns))
+            row = self._rows[flight.id] = Markup(" ".join(html.split()))  # noqa: S704 - rendered by an autoescaping template
+            if len(self._rows) > _ROWS_KEPT:
+                self._rows.popitem(last=False)
+        return row
+
+
+def facts_of(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The facts of a decision as text."""
+    return [(name, fact if isinstance(fact, str) else json.dumps(fact, ensure_ascii=False, default=str)) for name, fact in facts.items()]

@@ -1,0 +1,81 @@
+"""What codes and ends mean, in words; and figures as people read them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+
+from tidegate.core import errors
+from tidegate.core.chunk import CLEAN_ENDS
+
+#: End -> (the word that is shown, what it means). One for each of chunk.End.
+ENDS = {
+    "stop": ("complete", "The model finished its answer."),
+    "length": ("length", "The answer reached its bound of tokens and was ended there."),
+    "tool_calls": ("tool call", "The model asked for a tool."),
+    "content_filter": ("filtered", "The engine's content filter ended the answer."),
+    "client_gone": ("client left", "The client closed its connection before the answer was complete; the engine was stopped."),
+    "cut": ("cut", "The engine's stream ended before its end. What had arrived was passed on, with an error after it."),
+    "stalled": ("stalled", "The engine went silent for longer than the time-out."),
+    "error": ("error", "The request failed."),
+    "empty": ("empty", "The engine's stream ended well but said nothing."),
+    "refused": ("refused", "The request was refused before it reached an engine."),
+}
+
+
+def tone(end: str) -> str:
+    """good, warn or bad: the colour of an end. The word beside it says the same."""
+    if end in CLEAN_ENDS:
+        return "good" if end != "content_filter" else "warn"
+    return "warn" if end in ("client_gone", "refused") else "bad"
+
+
+def _classes(of: type[errors.TidegateError]) -> Iterator[type[errors.TidegateError]]:
+    yield of
+    for below in of.__subclasses__():
+        yield from _classes(below)
+
+
+_MEANINGS = {kind.code: (kind.__doc__ or "").strip().splitlines()[0] for kind in _classes(errors.TidegateError)}
+
+
+def meaning(code: str) -> str:
+    """The sentence of an error code; codes that an engine chose itself are not known here."""
+    return _MEANINGS.get(code, "The engine's own code, passed on as it came.")
+
+
+def ms(nanoseconds: float) -> str:
+    """Nanoseconds as milliseconds with three or more digits that count: 0.042, 7.31, 41.5, 1,204."""
+    value = nanoseconds / 1e6
+    digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{digits}f}"
+
+
+def span(nanoseconds: float | None) -> str:
+    """A duration with its unit: milliseconds below ten seconds, then seconds; an en dash where there is none."""
+    if nanoseconds is None:
+        return "–"
+    return f"{ms(nanoseconds)} ms" if nanoseconds < 10e9 else f"{nanoseconds / 1e9:,.1f} s"
+
+
+def tick(value_ms: float, whole_ns: int) -> str:
+    """A tick's label in the unit of its axis."""
+    return f"{value_ms / 1000:g} s" if whole_ns >= 10e9 else f"{value_ms:g} ms"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def local(unix_ns: int) -> datetime.datetime:
+    """The instant in the time zone of the machine that serves the page."""
+    return datetime.datetime.fromtimestamp(unix_ns / 1e9, datetime.UTC).astimezone()
