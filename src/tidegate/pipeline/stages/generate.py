@@ -29,7 +29,7 @@ class GenerateStage:
         flight = ask.flight
         flight.model, flight.engine = call.model, engine.name
         if own_name != call.model:
-            call = EngineCall(call.kind, own_name, call.body, call.raw)
+            call = EngineCall(call.kind, own_name, call.body)  # the caller's own bytes carry another name
         if ask.emit is None and self._first_token_s is None:
             await self._take_whole(ask, engine, call)
         else:

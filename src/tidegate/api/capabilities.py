@@ -1,0 +1,108 @@
+"""POST /api/v1/GROUP/NAME: business fields in, business fields out, as JSON or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tidegate.admission.limits import Limits
+from tidegate.api.exchange import Exchange, asking
+from tidegate.api.fields import decode_object
+from tidegate.api.openai import settle
+from tidegate.core.ask import Ask, Passage
+from tidegate.core.chunk import Chunk
+from tidegate.core.ports import Stage
+from tidegate.pipeline.capability import Capability
+from tidegate.pipeline.runner import Step, run
+from tidegate.pipeline.stages.generate import text_of
+
+
+class CapabilityRoute:
+    """One capability. Streams where the caller accepts `text/event-stream`: events `passages`, `token`, `answer`, `error`."""
+
+    def __init__(self, capability: Capability, stages: Sequence[Stage], limits: Limits) -> None:
+        self._capability = capability
+        self._limits = limits
+        budgets = capability.manifest.budgets
+        self._steps = [Step(stage, budgets.retrieve_s if stage.name == "retrieve" else budgets.total_s) for stage in stages]
+
+    async def __call__(self, exchange: Exchange) -> None:
+        exchange.need_post()
+        exchange.flight.capability = self._capability.path
+        caller = await asking(exchange)
+        body = await exchange.body()
+        ask = exchange.new_ask(caller)
+        ask.capability = self._capability.path
+        ask.input = decode_object(body)
+        self._capability.check_input(ask.input)
+        ask.flight.lap("parse")
+        ticket = self._limits.admit(caller, len(body) // 4 + self._capability.manifest.generate.max_tokens)
+        ask.flight.lap("limits")
+        ask.stream = ask.flight.stream = _accepts_events(exchange)
+        exchange.watch()
+        try:
+            if ask.stream:
+                events = Events(exchange, ask)
+                ask.emit = events.emit
+                await run(ask, self._steps)
+                await events.end(self._answer(ask))
+            else:
+                await run(ask, self._steps)
+                await exchange.json(200, msgspec.json.encode(self._answer(ask)), ticket.headers())
+        finally:
+            settle(ticket, ask)
+
+    def _answer(self, ask: Ask) -> dict[str, Any]:
+        usage = ask.flight.usage
+        return {
+            **(ask.answer if ask.answer is not None else {"answer": "".join(ask.text)}),
+            "trace_id": ask.flight.id,
+            "capability_sha256": self._capability.sha256,
+            "index_version": ask.flight.index_version or None,
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": usage.total_tokens,
+                "exact": usage.exact,
+            },
+        }
+
+
+class Events:
+    """The event stream of a capability. The passages go out with the first token, the checked answer last."""
+
+    def __init__(self, exchange: Exchange, ask: Ask) -> None:
+        self._exchange = exchange
+        self._ask = ask
+
+    async def emit(self, batch: list[Chunk]) -> None:
+        pieces = [] if self._exchange.started else [await self._begin()]
+        if text := text_of(batch):
+            pieces.append(event("token", {"text": text}))
+        if pieces:
+            await self._exchange.write(b"".join(pieces))
+
+    async def end(self, answer: dict[str, Any]) -> None:
+        first = b"" if self._exchange.started else await self._begin()
+        await self._exchange.end_stream(first + event("answer", answer))
+
+    async def _begin(self) -> bytes:
+        await self._exchange.start_stream()
+        if not self._ask.passages:
+            return b""
+        return event("passages", {"passages": [_shown(n, passage) for n, passage in enumerate(self._ask.passages, 1)]})
+
+
+def _shown(n: int, passage: Passage) -> dict[str, Any]:
+    return {
+        "n": n, "id": passage.id, "document": passage.document, "title": passage.title, "page": passage.page, "text": passage.text,
+        "score": round(passage.score, 4),
+    }
+
+
+def event(name: str, data: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def _accepts_events(exchange: Exchange) -> bool:
+    return any(name == b"accept" and b"text/event-stream" in value for name, value in exchange.scope["headers"])

@@ -1,0 +1,31 @@
+"""How an error leaves: OpenAI's shape with our code, hint and trace_id."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from tidegate.core.errors import TidegateError
+
+
+def error_body(error: TidegateError, trace_id: str) -> dict[str, Any]:
+    """`{"error": {...}}`: `message`, `type`, `code`, `param` as OpenAI has them; `hint`, `trace_id` and `retry_after_s` are ours."""
+    body: dict[str, Any] = {
+        "message": error.message, "type": error.type, "code": error.public_code, "param": error.param, "hint": error.hint, "trace_id": trace_id,
+    }
+    if error.retry_after_s is not None:
+        body["retry_after_s"] = round(error.retry_after_s, 3)
+    return {"error": body}
+
+
+def error_bytes(error: TidegateError, trace_id: str) -> bytes:
+    return msgspec.json.encode(error_body(error, trace_id))
+
+
+def error_headers(error: TidegateError) -> list[tuple[bytes, bytes]]:
+    """`Retry-After` in whole seconds, rounded up: coming back as told must never be too early."""
+    if error.retry_after_s is None:
+        return []
+    return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]

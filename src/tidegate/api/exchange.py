@@ -1,0 +1,278 @@
+"""One request and its response on a hot route: reads, answers, notices when the client leaves, and books the flight whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tidegate import __version__
+from tidegate.api.auth import KeyRing, need_data, no_key, presented_key
+from tidegate.api.errors import error_body, error_bytes, error_headers
+from tidegate.api.page.session import session_caller
+from tidegate.core.ask import Ask, Caller, Deadline
+from tidegate.core.chunk import CLEAN_ENDS, End
+from tidegate.core.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ClientGone,
+    EngineCut,
+    EngineEmpty,
+    EngineError,
+    EngineStalled,
+    Forbidden,
+    MethodNotAllowed,
+    TidegateError,
+)
+from tidegate.core.flight import Flight
+from tidegate.core.ports import FlightSink, KeptText
+
+log = logging.getLogger(__name__)
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Header = tuple[bytes, bytes]
+Seal = Callable[[str, dict[str, Any]], bytes]
+
+JSON_TYPE: Header = (b"content-type", b"application/json")
+SSE_HEADERS: list[Header] = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_ENDS: list[tuple[type[TidegateError], End]] = [
+    (ClientGone, "client_gone"), (EngineCut, "cut"), (EngineStalled, "stalled"), (EngineEmpty, "empty"), (EngineError, "error"),
+    (BadRequest, "refused"),
+]
+
+
+@dataclass(slots=True)
+class House:
+    """What every hot route needs of the rest."""
+
+    keys: KeyRing
+    sinks: Sequence[FlightSink]
+    secret: bytes
+    seal: Seal
+    max_body_bytes: int
+    deadline_s: float
+    running: set[Flight] = field(default_factory=set)
+
+
+class Exchange:
+    """`flight` begins when the request's head was read. Routes call `body`, `caller`, then answer once by `json` or `start_stream` and on."""
+
+    __slots__ = ("_receive", "_send", "_task", "ask", "done", "flight", "gone", "house", "path", "scope", "started", "status")
+
+    def __init__(self, house: House, scope: Scope, receive: Receive, send: Send) -> None:
+        self.house = house
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self.path: str = scope["path"]
+        self.flight = Flight(self.path)
+        self.ask: Ask | None = None
+        self.started = self.done = self.gone = False
+        self.status = 0
+        self._task: asyncio.Task[Any] | None = None
+
+    # -- in
+
+    def need_post(self) -> None:
+        if self.scope["method"] != "POST":
+            raise MethodNotAllowed(f"{self.path} takes POST, not {self.scope['method']}.", hint="Send a POST with a JSON body.")
+
+    async def caller(self) -> Caller:
+        """Who asks: an API key, or the page's session for requests of the page itself."""
+        headers = self.scope["headers"]
+        key = presented_key(headers)
+        if key is not None:
+            caller = await self.house.keys.look_up(key)
+        else:
+            caller = self._session(headers)
+        flight = self.flight
+        flight.tenant, flight.key_id = caller.tenant, caller.key_id
+        flight.lap("auth")
+        return caller
+
+    def _session(self, headers: list[Header]) -> Caller:
+        found = dict(headers)
+        cookie = found.get(b"cookie")
+        caller = session_caller(cookie.decode("latin-1"), self.house.secret) if cookie else None
+        if caller is None or not self.house.keys.still_valid(caller.key_id):
+            raise no_key()
+        origin, host = found.get(b"origin", b""), found.get(b"host", b"")
+        if origin.partition(b"://")[2] != host or not host:
+            raise Forbidden("A session works only from the page itself.", hint="Use an API key: `Authorization: Bearer KEY`.")
+        return caller
+
+    async def body(self) -> bytes:
+        """The whole body, at most `server.max_body_bytes`. Raises BodyTooLarge, ClientGone."""
+        limit = self.house.max_body_bytes
+        for name, value in self.scope["headers"]:
+            if name == b"content-length" and int(value) > limit:
+                raise self._too_large(limit)
+        message = await self._receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body"):
+            parts = [body]
+            size = len(body)
+            while message.get("more_body"):
+                message = await self._receive()
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise self._too_large(limit)
+            body = b"".join(parts)
+        if message["type"] == "http.disconnect":
+            raise ClientGone("The client left while it sent its request.")
+        if len(body) > limit:
+            raise self._too_large(limit)
+        self.flight.request_sha256 = hashlib.sha256(body).hexdigest()
+        self.flight.lap("read")
+        return body
+
+    def _too_large(self, limit: int) -> BodyTooLarge:
+        return BodyTooLarge(
+            f"The body is larger than {limit} bytes.", hint="Send less, or ask the operator to raise server.max_body_bytes."
+        )
+
+    def new_ask(self, caller: Caller) -> Ask:
+        self.ask = Ask(self.flight, caller, Deadline(self.house.deadline_s))
+        return self.ask
+
+    def watch(self) -> None:
+        """From now on the request is cancelled when the client leaves: only a task that awaits `receive` sees it go."""
+        self._task = asyncio.current_task()
+        watcher = asyncio.get_running_loop().create_task(self._watch())  # noqa: TID251 - ends with the connection or the response
+        watcher.add_done_callback(_retrieve)
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self.done and self._task is not None:
+            self.gone = True
+            self._task.cancel()
+
+    # -- out
+
+    async def json(self, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
+        """The whole answer. The flight is booked before the bytes leave."""
+        self.flight.lap("respond")
+        self._book(self.flight.end, status)
+        self.started = self.done = True
+        await self._send({
+            "type": "http.response.start", "status": status,
+            "headers": [JSON_TYPE, (b"content-length", b"%d" % len(body)), (b"x-request-id", self.flight.id.encode()), *headers],
+        })
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start_stream(self, headers: Sequence[Header] = ()) -> None:
+        self.started = True
+        self.status = 200
+        await self._send({
+            "type": "http.response.start", "status": 200,
+            "headers": [*SSE_HEADERS, (b"x-request-id", self.flight.id.encode()), *headers],
+        })
+
+    async def write(self, piece: bytes) -> None:
+        """Returns when the client's buffer has room again: a slow reader slows the engine, not our memory."""
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end_stream(self, last: bytes) -> None:
+        """The last bytes; the flight is booked before they leave."""
+        self._book(self.flight.end, 200)
+        self.done = True
+        await self._send({"type": "http.response.body", "body": last})
+
+    # -- whatever happened
+
+    async def run(self, route: Callable[[Exchange], Awaitable[None]]) -> None:
+        """Walk a route; every way out ends in a booked flight."""
+        running = self.house.running
+        running.add(self.flight)
+        try:
+            await route(self)
+        except TidegateError as error:
+            await self._fail(error)
+        except asyncio.CancelledError:
+            if not self.gone:  # the server is stopping, not the client leaving
+                self._book("error", self.status or 503)
+                raise
+            if self._task is not None:
+                self._task.uncancel()
+            self._book("client_gone", 499)
+        except Exception:  # noqa: BLE001 - the last door: whatever it is, the client gets a trace_id and the log gets the traceback
+            log.exception("unexpected error in %s, trace_id %s", self.path, self.flight.id)
+            await self._fail(TidegateError("Something went wrong inside Tidegate.", hint="Give the operator this trace_id."))
+        finally:
+            running.discard(self.flight)
+
+    async def _fail(self, error: TidegateError) -> None:
+        flight = self.flight
+        flight.error_code = error.public_code
+        for kind, end in _ENDS:
+            if isinstance(error, kind):
+                flight.end = end
+                break
+        else:
+            flight.end = "refused" if error.http_status == 429 and not flight.engine else "error"
+        status = error.http_status
+        if flight.end == "client_gone" or self.done:
+            self._book(flight.end, 499)
+        elif self.started:  # the head is out: an error event says what happened, and no [DONE] follows
+            flight.decide("failed_in_stream", status=status, code=error.public_code)
+            await self.end_stream(self.error_event(error))
+        else:
+            await self.json(status, error_bytes(error, flight.id), error_headers(error))
+
+    def error_event(self, error: TidegateError) -> bytes:
+        body = error_body(error, self.flight.id)
+        body["error"]["status"] = error.http_status
+        prefix = b"event: error\n" if self.flight.capability else b""
+        return prefix + b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+    def _book(self, end: End, status: int) -> None:
+        """Make the record and give it to every listener, once."""
+        if self.done:
+            return
+        self.done = True
+        flight, ask = self.flight, self.ask
+        kept: KeptText | None = None
+        if ask is not None:
+            answer = "".join(ask.text)
+            if answer:
+                flight.answer_chars = len(answer)
+                flight.answer_sha256 = hashlib.sha256(answer.encode("utf-8", "surrogatepass")).hexdigest()
+            if ask.caller.keep:
+                kept = self._keep(ask, answer)
+                flight.kept = True
+        if end not in CLEAN_ENDS and not flight.error_code:
+            flight.error_code = end
+        record = flight.finish(end, status, __version__)
+        for sink in self.house.sinks:
+            sink.finished(record, kept)
+
+    def _keep(self, ask: Ask, answer: str) -> KeptText:
+        call = ask.call
+        text = {"input": ask.input, "call": call.body if call else None, "answer": answer}
+        expires_unix_s = time.time_ns() / 1e9 + ask.caller.ttl_s
+        return KeptText(self.flight.id, ask.caller.tenant, expires_unix_s, self.house.seal(self.flight.id, text))
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    # A connection that breaks while it is watched has nothing more to tell; the request's own task has noticed by then.
+    if not task.cancelled():
+        task.exception()
+
+
+async def asking(exchange: Exchange) -> Caller:
+    """A caller that may ask models."""
+    return need_data(await exchange.caller())

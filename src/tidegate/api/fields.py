@@ -1,0 +1,111 @@
+"""What a request of the OpenAI-compatible routes may say. An unknown field is refused by name: what is silently dropped is believed to work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tidegate.core.errors import BadRequest
+from tidegate.core.plugins import nearest
+
+NUMBER = (int, float)
+_TEXT, _BOOL, _LIST, _OBJECT = (str,), (bool,), (list,), (dict,)
+Fields = dict[str, tuple[type, ...]]
+
+_SHARED: Fields = {
+    "model": _TEXT, "stream": _BOOL, "stream_options": _OBJECT, "temperature": NUMBER, "top_p": NUMBER, "n": (int,), "max_tokens": (int,),
+    "stop": (str, list), "seed": (int,), "frequency_penalty": NUMBER, "presence_penalty": NUMBER, "logit_bias": _OBJECT, "user": _TEXT,
+    # Beyond OpenAI: what vLLM, SGLang, TGI and llama.cpp take; an engine that does not know one says so itself.
+    "top_k": (int,), "min_p": NUMBER, "typical_p": NUMBER, "repetition_penalty": NUMBER, "repeat_penalty": NUMBER, "min_tokens": (int,),
+    "ignore_eos": _BOOL, "stop_token_ids": _LIST, "skip_special_tokens": _BOOL, "include_stop_str_in_output": _BOOL, "grammar": _TEXT,
+    "structured_outputs": _OBJECT, "guided_json": (str, dict), "guided_regex": _TEXT, "guided_choice": _LIST, "guided_grammar": _TEXT,
+    "cache_prompt": _BOOL, "return_token_ids": _BOOL, "priority": (int,), "samplers": _LIST,
+}
+CHAT: Fields = {
+    **_SHARED, "messages": _LIST, "max_completion_tokens": (int,), "response_format": _OBJECT, "tools": _LIST, "tool_choice": (str, dict),
+    "parallel_tool_calls": _BOOL, "functions": _LIST, "function_call": (str, dict), "logprobs": _BOOL, "top_logprobs": (int,),
+    "reasoning_effort": _TEXT, "verbosity": _TEXT, "metadata": _OBJECT, "store": _BOOL, "service_tier": _TEXT, "modalities": _LIST,
+    "audio": _OBJECT, "prediction": _OBJECT, "prompt_cache_key": _TEXT, "prompt_cache_retention": _TEXT, "safety_identifier": _TEXT,
+    "web_search_options": _OBJECT, "chat_template_kwargs": _OBJECT, "add_generation_prompt": _BOOL, "continue_final_message": _BOOL,
+    "separate_reasoning": _BOOL, "reasoning_format": _TEXT,
+}
+COMPLETION: Fields = {**_SHARED, "prompt": (str, list), "suffix": _TEXT, "echo": _BOOL, "best_of": (int,), "logprobs": (int,)}
+EMBEDDING: Fields = {"model": _TEXT, "input": (str, list), "encoding_format": _TEXT, "dimensions": (int,), "user": _TEXT, "input_type": _TEXT}
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_MESSAGE = frozenset({
+    "role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "audio", "annotations", "reasoning",
+    "reasoning_content", "prefix",
+})
+_NAMES = {str: "text", bool: "true or false", list: "a list", dict: "an object", int: "a whole number", float: "a number"}
+_decode = msgspec.json.Decoder().decode
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Raises BadRequest that says where it is broken."""
+    if not body:
+        raise BadRequest("The body is empty.", hint="Send a JSON object.")
+    try:
+        fields = _decode(body)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"The body is not UTF-8: {error.reason} at byte {error.start}.", hint="Encode the body as UTF-8.") from None
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"The body is not JSON: {error}.", hint="Send a JSON object.") from None
+    except RecursionError:
+        raise BadRequest("The body is nested too deeply.", hint="Send a flatter JSON object.") from None
+    if not isinstance(fields, dict):
+        raise BadRequest("The body is JSON but not an object.", hint="Send a JSON object.")
+    return fields
+
+
+def check_fields(fields: dict[str, Any], known: Fields) -> None:
+    """Raises BadRequest for an unknown name or a wrong type. null counts as left out."""
+    absent = []
+    for name, value in fields.items():
+        kinds = known.get(name)
+        if kinds is None:
+            raise BadRequest(f"The field {name[:80]!r} is not known here.", hint=nearest(name, known), param=name[:80])
+        if value is None:
+            absent.append(name)
+        elif not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise BadRequest(f"`{name}` must be {' or '.join(_NAMES[kind] for kind in kinds)}.", hint="See the API reference.", param=name)
+    for name in absent:
+        del fields[name]
+
+
+def check_messages(messages: Any) -> None:
+    """Raises BadRequest that names the message that is wrong."""
+    if not messages:
+        raise BadRequest("`messages` is missing or empty.", hint="Send at least one message.", param="messages")
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise BadRequest(f"`{where}` must be an object.", hint='For example {"role": "user", "content": "Hello"}.', param=where)
+        if not message.keys() <= _MESSAGE:
+            name = sorted(message.keys() - _MESSAGE)[0]
+            raise BadRequest(f"`{where}` has an unknown field {name[:80]!r}.", hint=nearest(name, _MESSAGE), param=where)
+        if message.get("role") not in _ROLES:
+            raise BadRequest(f"`{where}.role` is not a known role.", hint="Known: " + ", ".join(sorted(_ROLES)) + ".", param=f"{where}.role")
+        content = message.get("content")
+        if isinstance(content, str):
+            continue
+        if isinstance(content, list):
+            if content and all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content):
+                continue
+        elif content is None and (message.get("tool_calls") or message.get("function_call") or message.get("refusal")):
+            continue
+        raise BadRequest(
+            f"`{where}.content` must be text or a list of parts.", hint='A part is {"type": "text", "text": "..."}.', param=f"{where}.content"
+        )
+
+
+def check_prompt(prompt: Any) -> None:
+    """Raises BadRequest unless the prompt is one text or one list of token ids."""
+    if isinstance(prompt, str) and prompt:
+        return
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str) and prompt[0]:
+        return
+    raise BadRequest("`prompt` must be one text or one list of token ids.", hint="Send several prompts in several requests.", param="prompt")

@@ -1,0 +1,227 @@
+"""The OpenAI-compatible routes: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from tidegate.admission.limits import Limits, Ticket
+from tidegate.api.exchange import Exchange, asking
+from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check_messages, check_prompt, decode_object
+from tidegate.core.ask import Ask, EngineAnswer, EngineCall
+from tidegate.core.chunk import Chunk, Usage
+from tidegate.core.errors import BadRequest, MethodNotAllowed, StoreDown
+from tidegate.core.ports import Embedder, Stage
+from tidegate.pipeline.runner import Step, run
+from tidegate.pipeline.stages.generate import estimate_prompt_tokens
+
+_DEFAULT_ANSWER_TOKENS = 256
+_MOST_TEXTS = 2048
+DONE = b"data: [DONE]\n\n"
+Kind = Literal["chat", "completion"]
+
+
+class Models(Protocol):
+    """The public model names; the first is the default."""
+
+    def models(self) -> list[str]: ...
+
+
+class GenerationRoute:
+    """/v1/chat/completions and /v1/completions: check, admit, generate, relay."""
+
+    def __init__(self, kind: Kind, limits: Limits, generate: Stage, models: Models) -> None:
+        self._kind: Kind = kind
+        self._fields = CHAT if kind == "chat" else COMPLETION
+        self._limits = limits
+        self._steps = (Step(generate, None),)
+        self._models = models
+
+    async def __call__(self, exchange: Exchange) -> None:
+        exchange.need_post()
+        caller = await asking(exchange)
+        body = await exchange.body()
+        ask = exchange.new_ask(caller)
+        self._parse(ask, body)
+        call = ask.call
+        assert call is not None
+        ask.flight.lap("parse")
+        ticket = self._limits.admit(caller, estimate_prompt_tokens(call) + _answer_tokens(call.body))
+        ask.flight.lap("limits")
+        exchange.watch()
+        try:
+            if ask.stream:
+                await self._stream(exchange, ask, ticket)
+            else:
+                await self._whole(exchange, ask, ticket)
+        finally:
+            settle(ticket, ask)
+
+    def _parse(self, ask: Ask, body: bytes) -> None:
+        fields = decode_object(body)
+        check_fields(fields, self._fields)
+        if self._kind == "chat":
+            check_messages(fields.get("messages"))
+        else:
+            check_prompt(fields.get("prompt"))
+        if fields.get("n", 1) not in (1, None):
+            raise BadRequest("`n` other than 1 is not supported.", hint="Send the request n times.", param="n")
+        ask.stream = ask.flight.stream = bool(fields.pop("stream", False))
+        model = fields.pop("model", None) or self._models.models()[0]
+        # The caller's own bytes may be forwarded as they are, except a stream whose usage nobody asked for: we book it in any case.
+        options = fields.get("stream_options")
+        usable = not ask.stream or bool(options and options.get("include_usage"))
+        ask.call = EngineCall(self._kind, model, fields, body if usable else None)
+        ask.flight.model = model
+
+    async def _whole(self, exchange: Exchange, ask: Ask, ticket: Ticket) -> None:
+        await run(ask, self._steps)
+        answer = ask.whole
+        assert answer is not None
+        body = answer.raw if answer.raw is not None else _whole_body(self._kind, ask, answer)
+        await exchange.json(200, body, ticket.headers())
+
+    async def _stream(self, exchange: Exchange, ask: Ask, ticket: Ticket) -> None:
+        assert ask.call is not None
+        options = ask.call.body.get("stream_options")
+        relay = Relay(exchange, ticket, shows_usage=bool(options and options.get("include_usage")))
+        ask.emit = relay.emit
+        await run(ask, self._steps)
+        await exchange.end_stream(DONE)
+
+
+class Relay:
+    """Writes chunks as OpenAI events, exactly as the engine said them. The head waits for the first chunk, so that an error keeps its status."""
+
+    def __init__(self, exchange: Exchange, ticket: Ticket, *, shows_usage: bool) -> None:
+        self._exchange = exchange
+        self._ticket = ticket
+        self._shows_usage = shows_usage
+
+    async def emit(self, batch: list[Chunk]) -> None:
+        exchange = self._exchange
+        if not exchange.started:
+            await exchange.start_stream(self._ticket.headers())
+        if len(batch) == 1:
+            chunk = batch[0]
+            if chunk.raw is not None and (chunk.kind != "usage" or self._shows_usage):
+                await exchange.write(b"data: " + chunk.raw + b"\n\n")
+            return
+        pieces = [b"data: " + chunk.raw + b"\n\n" for chunk in batch if chunk.raw is not None and (chunk.kind != "usage" or self._shows_usage)]
+        if pieces:
+            await exchange.write(b"".join(pieces))
+
+
+def settle(ticket: Ticket, ask: Ask) -> None:
+    """Book the true count; a request that no engine ran costs nothing."""
+    if ask.flight.engine and (ask.flight.usage.total_tokens or ask.flight.token_ns):
+        ticket.settle(ask.flight.usage.total_tokens)
+    else:
+        ticket.refund()
+
+
+def _answer_tokens(body: dict[str, Any]) -> int:
+    return int(body.get("max_completion_tokens") or body.get("max_tokens") or _DEFAULT_ANSWER_TOKENS)
+
+
+def _whole_body(kind: Kind, ask: Ask, answer: EngineAnswer) -> bytes:
+    """OpenAI's shape, for an engine whose whole answers are put together here."""
+    usage = answer.usage
+    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": answer.end}
+    if kind == "chat":
+        choice["message"] = {"role": "assistant", "content": answer.text}
+    else:
+        choice["text"] = answer.text
+    return msgspec.json.encode({
+        "id": ("chatcmpl-" if kind == "chat" else "cmpl-") + ask.flight.id,
+        "object": "chat.completion" if kind == "chat" else "text_completion",
+        "created": time.time_ns() // 1_000_000_000,
+        "model": ask.flight.model,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": usage.total_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        },
+    })
+
+
+class EmbeddingRoute:
+    """/v1/embeddings on the gateway's own embedder."""
+
+    def __init__(self, limits: Limits, embedder: Embedder | None) -> None:
+        self._limits = limits
+        self._embedder = embedder
+
+    async def __call__(self, exchange: Exchange) -> None:
+        exchange.need_post()
+        caller = await asking(exchange)
+        body = await exchange.body()
+        fields = decode_object(body)
+        check_fields(fields, EMBEDDING)
+        texts = _texts(fields.get("input"))
+        encoding = fields.get("encoding_format", "float")
+        if encoding not in ("float", "base64"):
+            raise BadRequest("`encoding_format` is neither `float` nor `base64`.", hint="Leave it out for `float`.", param="encoding_format")
+        kind = fields.get("input_type", "query")
+        if kind not in ("query", "passage"):
+            raise BadRequest("`input_type` is neither `query` nor `passage`.", hint="Leave it out for `query`.", param="input_type")
+        if self._embedder is None:
+            raise StoreDown("This gateway has no embedder.", hint="Set [embedder], or start it with `tidegate up`.")
+        ask = exchange.new_ask(caller)
+        flight = ask.flight
+        flight.model = self._embedder.model
+        flight.lap("parse")
+        ticket = self._limits.admit(caller, len(body) // 4 + 1)
+        flight.lap("limits")
+        exchange.watch()
+        try:
+            await self._answer(exchange, ask, self._embedder, texts, encoding, kind)
+        finally:
+            settle(ticket, ask)
+
+    async def _answer(
+        self, exchange: Exchange, ask: Ask, embedder: Embedder, texts: list[str], encoding: str, kind: Literal["query", "passage"]
+    ) -> None:
+        flight = ask.flight
+        counts = await embedder.count_tokens(texts)
+        vectors = await embedder.embed(texts, kind)
+        flight.engine = "embedder"
+        flight.usage = Usage(sum(counts), 0)
+        flight.end = "stop"
+        flight.lap("embed")
+        rows: Sequence[Any] = [base64.b64encode(row.tobytes()).decode() for row in vectors] if encoding == "base64" else vectors.tolist()
+        await exchange.json(200, msgspec.json.encode({
+            "object": "list",
+            "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
+            "model": embedder.model,
+            "usage": {"prompt_tokens": flight.usage.prompt_tokens, "total_tokens": flight.usage.prompt_tokens},
+        }))
+
+
+def _texts(given: Any) -> list[str]:
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise BadRequest(
+            "`input` is neither a text nor a list of texts, or is empty.", hint="Send text; token ids are not understood.", param="input"
+        )
+    if len(texts) > _MOST_TEXTS:
+        raise BadRequest(f"`input` has more than {_MOST_TEXTS} texts.", hint="Send them in several requests.", param="input")
+    return texts
+
+
+def models_route(models: Models) -> Callable[[Exchange], Awaitable[None]]:
+    """/v1/models."""
+
+    async def route(exchange: Exchange) -> None:
+        if exchange.scope["method"] != "GET":
+            raise MethodNotAllowed("/v1/models takes GET.", hint="Send a GET.")
+        await exchange.caller()
+        rows = [{"id": name, "object": "model", "created": 0, "owned_by": "tidegate"} for name in models.models()]
+        exchange.flight.end = "stop"
+        await exchange.json(200, msgspec.json.encode({"object": "list", "data": rows}))
+
+    return route
