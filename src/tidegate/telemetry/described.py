@@ -1,0 +1,59 @@
+"""Every metric of /metrics with its kind, labels and meaning: the list from which the exposition and docs/metrics.md are made."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+
+class Described(NamedTuple):
+    """A metric as it is documented."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+
+
+#: Folded from finished flights.
+FOLDED = (
+    Described(
+        "tidegate_requests_total", "counter", ("route", "capability", "model", "end", "status"), "Finished requests by how they ended."
+    ),
+    Described(
+        "tidegate_request_seconds", "histogram", ("route", "capability"),
+        "From the first byte in to the last byte handed over, of requests that were not refused.",
+    ),
+    Described(
+        "tidegate_first_token_seconds", "histogram", ("route", "capability"),
+        "From the first byte in to the first token read from the engine (TTFT).",
+    ),
+    Described(
+        "tidegate_part_seconds", "histogram", ("part",), "Time that one part of the waterfall owned; a request's parts add up to its whole."
+    ),
+    Described(
+        "tidegate_inter_token_seconds", "histogram", (), "From one event with text to the next, as read from the engine's socket."
+    ),
+    Described(
+        "tidegate_tokens_total", "counter", ("kind", "exact"),
+        "Tokens by kind (prompt, completion, cached); exact is false where the engine did not say and they are an estimate.",
+    ),
+    Described("tidegate_errors_total", "counter", ("code",), "Finished requests that carried an error, by its code."),
+    Described(
+        "tidegate_flights_thinned_total", "counter", (), "Flights recorded without token stamps because the spool was near its bound."
+    ),
+)
+
+#: Still running or outside: read from the rooms at a scrape, by callables that the composition root hands over.
+READ = (
+    Described("tidegate_requests_in_flight", "gauge", (), "Requests between their first byte in and their last byte out."),
+    Described("tidegate_spool_bytes", "gauge", (), "Bytes of finished flights that are not in the database yet."),
+    Described("tidegate_spool_bound_bytes", "gauge", (), "Bytes that the spool may hold."),
+    Described("tidegate_spool_dropped_total", "counter", (), "Flights lost because the spool was full."),
+    Described("tidegate_database_up", "gauge", (), "1 where the database answered last time, else 0."),
+    Described("tidegate_embedder_up", "gauge", (), "1 where the embedder answered last time, else 0."),
+    Described("tidegate_engine_up", "gauge", ("engine",), "1 where the engine answered last time, else 0."),
+    Described("tidegate_keys", "gauge", ("role",), "API keys that are known and not revoked."),
+    Described("tidegate_log_dropped_total", "counter", (), "Log lines of flights left out because stderr was not being read."),
+)
+
+DESCRIBED = {described.name: described for described in (*FOLDED, *READ)}

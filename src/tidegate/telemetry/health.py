@@ -1,0 +1,183 @@
+"""The document of /health: figures from the rooms and from the newest flights, and what each bad figure means and asks for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tidegate.core.flight import FlightRecord
+
+#: Rate, error share and percentiles are taken over this time, or over the time that the ring of newest flights covers where that is less.
+WINDOW_S = 60.0
+#: Below this many flights a share of errors says nothing.
+MIN_FLIGHTS = 20
+ERROR_SHARE = 0.05
+SPOOL_SHARE = 0.8
+SLOW_DATABASE_MS = 250.0
+
+#: Ends that are our fault or the engine's, never the caller's.
+BAD_ENDS = frozenset({"cut", "stalled", "error", "empty"})
+
+_RANK = {"ok": 0, "degraded": 1, "down": 2}
+#: A finding: how bad, and what it means and asks for.
+Finding = tuple[str, str]
+
+
+def health(figures: Mapping[str, Any], newest: Sequence[FlightRecord], now_unix_ns: int, ring_limit: int) -> dict[str, Any]:
+    """The /health document. Pure: `figures` come from the rooms, `newest` from the ring (newest first, `ring_limit` long when full).
+
+    `figures` may hold (a missing one is left out of the document, never invented):
+    `requests_in_flight` int; `database` {up, latency_ms, why}; `engines` {name: {up, why, ...}}; `embedder` {up, why, ...};
+    `spool` {bytes, bound_bytes, dropped, ...}; `capabilities` {loaded, broken}; and anything else, passed on as it is
+    (`process`, `version`, `uptime_s`, ...).
+
+    Returns `status` (ok, degraded, down), `why` (a sentence per bad figure: what it means, what to do), `traffic`, and the figures.
+    """
+    traffic = window(newest, now_unix_ns, ring_limit)
+    findings = [finding for judge in _JUDGES for finding in judge(figures, traffic)]
+    status = max((how_bad for how_bad, _ in findings), key=_RANK.__getitem__, default="ok")
+    return {"status": status, "why": [why for _, why in findings], "traffic": traffic, **figures}
+
+
+def window(newest: Sequence[FlightRecord], now_unix_ns: int, ring_limit: int) -> dict[str, Any]:
+    """What the flights that ended within the last WINDOW_S tell. Times in milliseconds; `over_s` is the time that they cover."""
+    since_ns = now_unix_ns - int(WINDOW_S * 1e9)
+    flights = [record for record in newest if _ended_ns(record) >= since_ns]
+    over_s = WINDOW_S
+    if flights and len(newest) >= ring_limit and len(flights) == len(newest):
+        # The ring holds less than the window: a rate over the whole window would be too low.
+        over_s = max((now_unix_ns - _ended_ns(flights[-1])) / 1e9, 1e-3)
+    bad = sum(is_bad(record) for record in flights)
+    return {
+        "flights": len(flights),
+        "over_s": round(over_s, 3),
+        "per_s": round(len(flights) / over_s, 3),
+        "error_share": round(bad / len(flights), 4) if flights else None,
+        "whole_ms": percentiles(record.whole_ns for record in flights if record.end != "refused"),
+        "first_token_ms": percentiles(record.first_token_ns for record in flights if record.first_token_ns),
+    }
+
+
+def is_bad(record: FlightRecord) -> bool:
+    """True where the flight failed through us or an engine, not through its caller."""
+    return record.end in BAD_ENDS or (record.end == "refused" and record.http_status >= 500)
+
+
+def percentiles(values_ns: Iterable[int]) -> dict[str, float] | None:
+    """p50, p95 and p99 in milliseconds by the nearest-rank method; None where there is nothing to rank."""
+    ordered = sorted(values_ns)
+    if not ordered:
+        return None
+    return {f"p{p}": round(ordered[-(-p * len(ordered) // 100) - 1] / 1e6, 3) for p in (50, 95, 99)}
+
+
+def _ended_ns(record: FlightRecord) -> int:
+    return record.began_unix_ns + record.whole_ns
+
+
+# -- the judges: from figures to findings --
+
+
+def _engines(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
+    engines: Mapping[str, Mapping[str, Any]] = figures.get("engines", {})
+    down = {name: engine for name, engine in engines.items() if not engine.get("up")}
+    how_bad = "down" if engines and len(down) == len(engines) else "degraded"
+    return [
+        (
+            how_bad,
+            f"Engine {name!r} does not answer{_because(engine)}: requests for its models end with engine_down. "
+            f"Look at the engine's log, and at engines.{name}.url.",
+        )
+        for name, engine in down.items()
+    ]
+
+
+def _database(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
+    database: Mapping[str, Any] | None = figures.get("database")
+    if database is None:
+        return []
+    if not database.get("up"):
+        return [
+            (
+                "degraded",
+                f"The database does not answer{_because(database)}: answers go on without passages, flights wait in the spool, "
+                "keys are those last read. Start it, or correct store.dsn.",
+            )
+        ]
+    latency_ms = database.get("latency_ms") or 0.0
+    if latency_ms > SLOW_DATABASE_MS:
+        return [("degraded", f"The database takes {latency_ms:.0f} ms for the smallest query: retrieval is slow. See its load and disk.")]
+    return []
+
+
+def _embedder(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
+    embedder: Mapping[str, Any] | None = figures.get("embedder")
+    if embedder is None or embedder.get("up"):
+        return []
+    return [
+        (
+            "degraded",
+            f"The embedder does not answer{_because(embedder)}: nothing can be searched or ingested, /v1/embeddings fails. "
+            "It is restarted by `tidegate up`; look at its lines in the log.",
+        )
+    ]
+
+
+def _spool(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
+    spool: Mapping[str, Any] = figures.get("spool", {})
+    used, bound, dropped = spool.get("bytes", 0), spool.get("bound_bytes", 0), spool.get("dropped", 0)
+    findings: list[Finding] = []
+    if bound and used > SPOOL_SHARE * bound:
+        findings.append(
+            (
+                "degraded",
+                f"The spool holds {used / bound:.0%} of its bound: flights reach the database too slowly or not at all, and token stamps "
+                "are left out. Bring the database back, or raise the spool's bound.",
+            )
+        )
+    if dropped:
+        findings.append(("degraded", f"{dropped} flights were lost because the spool was full: what the database counts is too low."))
+    return findings
+
+
+def _errors(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
+    share = traffic["error_share"]
+    if traffic["flights"] < MIN_FLIGHTS or share <= ERROR_SHARE:
+        return []
+    return [
+        (
+            "degraded",
+            f"{share:.0%} of the last {traffic['flights']} requests failed through the engine or through us. "
+            "`tidegate flights --bad` lists them; each names its error.",
+        )
+    ]
+
+
+def _capabilities(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
+    broken: Mapping[str, str] = figures.get("capabilities", {}).get("broken", {})
+    return [("degraded", f"Capability {name!r} could not be loaded and is not served: {why}") for name, why in broken.items()]
+
+
+_JUDGES: tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], list[Finding]], ...] = (
+    _engines, _database, _embedder, _spool, _capabilities, _errors,
+)
+
+
+def _because(figures: Mapping[str, Any]) -> str:
+    return f" ({figures['why']})" if figures.get("why") else ""
+
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_STARTED_NS = time.perf_counter_ns()
+
+
+def process_figures() -> dict[str, Any]:
+    """This process now: resident memory in bytes (None where /proc is not there), seconds since it started, and its id."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            rss_bytes: int | None = int(statm.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        rss_bytes = None
+    return {"pid": os.getpid(), "rss_bytes": rss_bytes, "uptime_s": round((time.perf_counter_ns() - _STARTED_NS) / 1e9, 1)}

@@ -1,0 +1,132 @@
+"""Counts finished flights: a fold into plain dicts and lists, told by exposition.py at a scrape."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+import numpy as np
+
+from tidegate.core.flight import FlightRecord
+from tidegate.core.ports import KeptText
+from tidegate.telemetry.histogram import GAP_BOUNDS_S, PART_BOUNDS_S, REQUEST_BOUNDS_S, Histogram
+
+#: Distinct values of one label; what comes after is counted under OTHER, so that no caller can grow the metrics without bound.
+MAX_NAMES = 64
+OTHER = "other"
+#: Token stamps that wait before their gaps are counted together.
+FOLD_STAMPS = 1024
+
+
+class Names:
+    """The values that one label may take: learnt until there are `limit`, then OTHER."""
+
+    __slots__ = ("_known", "_limit")
+
+    def __init__(self, known: Iterable[str] = (), limit: int = MAX_NAMES) -> None:
+        self._known = set(known)
+        self._limit = limit
+
+    def label(self, name: str, learn: bool = True) -> str:
+        """`name` where it is known or may be learnt, else OTHER. The empty name ("none") is always itself."""
+        if not name or name in self._known:
+            return name
+        if not learn or len(self._known) >= self._limit:
+            return OTHER
+        self._known.add(name)
+        return name
+
+
+class Series:
+    """All that is counted for one combination of labels of a request."""
+
+    __slots__ = ("count", "first_token", "whole")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.whole = Histogram(REQUEST_BOUNDS_S)
+        self.first_token = Histogram(REQUEST_BOUNDS_S)
+
+
+#: Route, capability, model, end, HTTP status.
+Key = tuple[str, str, str, str, int]
+
+
+class Metrics:
+    """A FlightSink that counts. Its attributes are read by the exposition, in the same event loop: no lock.
+
+    `capabilities` and `models` are labels from the start; others are learnt from flights that were not refused, so that a name that a
+    caller made up never becomes a label.
+    """
+
+    def __init__(self, *, capabilities: Iterable[str] = (), models: Iterable[str] = ()) -> None:
+        self.series: dict[Key, Series] = {}
+        self.parts: dict[str, Histogram] = {}
+        #: By exactness: prompt, completion and cached tokens.
+        self.tokens = {True: [0, 0, 0], False: [0, 0, 0]}
+        self.errors: dict[str, int] = {}
+        self.thinned = 0
+        self._gaps = Histogram(GAP_BOUNDS_S)
+        self._waiting: list[list[int]] = []
+        self._waiting_stamps = 0
+        self._capabilities, self._models = Names(capabilities), Names(models)
+        self._routes, self._part_names, self._codes = Names(), Names(), Names()
+
+    def finished(self, record: FlightRecord, kept: KeptText | None = None) -> None:
+        """Counts one flight: dict look-ups and additions."""
+        series = self.series.get((record.route, record.capability, record.model, record.end, record.http_status)) or self._open(record)
+        series.count += 1
+        if record.end != "refused":
+            series.whole.add(record.whole_ns)
+        if record.first_token_ns:
+            series.first_token.add(record.first_token_ns)
+        parts = self.parts
+        for part, spent_ns in record.laps:
+            histogram = parts.get(part) or self._open_part(part)
+            # Histogram.add, written out: there are ten laps to a flight, and a call costs as much as its work.
+            histogram.counts[bisect_left(histogram.bounds_ns, spent_ns)] += 1
+            histogram.sum_ns += spent_ns
+        usage = record.usage
+        tokens = self.tokens[usage.exact]
+        tokens[0] += usage.prompt_tokens
+        tokens[1] += usage.completion_tokens
+        tokens[2] += usage.cached_tokens
+        if record.error_code:
+            self._count_error(record.error_code)
+        if record.thinned:
+            self.thinned += 1
+        if len(record.token_ns) > 1:
+            self._wait(record.token_ns)
+
+    def gaps(self) -> Histogram:
+        """The times between tokens, all counted."""
+        if self._waiting:
+            gaps_ns = np.concatenate([np.diff(np.array(stamps, dtype=np.int64)) for stamps in self._waiting])
+            self._waiting, self._waiting_stamps = [], 0
+            self._gaps.add_all(gaps_ns)
+        return self._gaps
+
+    def _wait(self, stamps: list[int]) -> None:
+        self._waiting.append(stamps)
+        self._waiting_stamps += len(stamps)
+        if self._waiting_stamps > FOLD_STAMPS:
+            self.gaps()
+
+    def _open(self, record: FlightRecord) -> Series:
+        # A name that became OTHER comes here each time: to remember it would let made-up names fill the memory.
+        learn = record.end != "refused"
+        key = (
+            self._routes.label(record.route), self._capabilities.label(record.capability, learn),
+            self._models.label(record.model, learn), record.end, record.http_status,
+        )
+        series = self.series.get(key)
+        if series is None:
+            series = self.series[key] = Series()
+        return series
+
+    def _open_part(self, part: str) -> Histogram:
+        return self.parts.setdefault(self._part_names.label(part), Histogram(PART_BOUNDS_S))
+
+    def _count_error(self, code: str) -> None:
+        code = self._codes.label(code)
+        self.errors[code] = self.errors.get(code, 0) + 1

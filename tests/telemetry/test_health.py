@@ -1,0 +1,109 @@
+"""/health tells figures, judges them, and says what a bad one means and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tidegate.core.flight import FlightRecord
+from tidegate.telemetry.health import health, percentiles, process_figures
+
+MakeFlight = Callable[..., FlightRecord]
+NOW_NS = 1_700_000_000_000_000_000
+WELL: dict[str, Any] = {
+    "requests_in_flight": 2,
+    "database": {"up": True, "latency_ms": 0.8},
+    "engines": {"local": {"up": True, "slots": 4}},
+    "embedder": {"up": True},
+    "spool": {"bytes": 10, "bound_bytes": 1000, "dropped": 0},
+}
+
+
+def told(figures: dict[str, Any] | None = None, newest: list[FlightRecord] | None = None, ring_limit: int = 512) -> dict[str, Any]:
+    return health(WELL | (figures or {}), newest or [], NOW_NS, ring_limit)
+
+
+def test_all_well_is_ok_and_still_gives_the_figures() -> None:
+    """The figures are there, not only a word."""
+    document = told()
+    assert (document["status"], document["why"]) == ("ok", [])
+    assert document["engines"]["local"]["slots"] == 4
+    assert document["traffic"]["flights"] == 0
+
+
+@pytest.mark.parametrize(
+    ("figures", "status", "says"),
+    [
+        ({"engines": {"local": {"up": False, "why": "connection refused"}}}, "down", "connection refused"),
+        ({"engines": {"a": {"up": True}, "b": {"up": False}}}, "degraded", "engines.b.url"),
+        ({"database": {"up": False, "why": "no route"}}, "degraded", "store.dsn"),
+        ({"database": {"up": True, "latency_ms": 900.0}}, "degraded", "900 ms"),
+        ({"embedder": {"up": False}}, "degraded", "searched"),
+        ({"spool": {"bytes": 900, "bound_bytes": 1000}}, "degraded", "90%"),
+        ({"spool": {"bytes": 0, "bound_bytes": 1000, "dropped": 3}}, "degraded", "3 flights were lost"),
+        ({"capabilities": {"broken": {"support/answer": "no prompt"}}}, "degraded", "no prompt"),
+    ],
+)
+def test_each_bad_figure_says_what_it_means(figures: dict[str, Any], status: str, says: str) -> None:
+    """The status falls, and `why` names the part and the way out."""
+    document = told(figures)
+    assert document["status"] == status
+    assert says in document["why"][0]
+
+
+def test_without_any_engine_nothing_is_said_about_engines() -> None:
+    """A room that gave no figures is left out, never invented."""
+    assert health({}, [], NOW_NS, 512)["status"] == "ok"
+
+
+def at(flight: MakeFlight, age_s: float, **changes: Any) -> FlightRecord:
+    return flight(began_unix_ns=NOW_NS - int(age_s * 1e9) - 100_000_000, **changes)
+
+
+def test_a_high_share_of_failures_degrades(flight: MakeFlight) -> None:
+    """Five of 40 requests cut by the engine are a finding."""
+    newest = [at(flight, n, end="cut" if n < 5 else "stop") for n in range(40)]
+    document = told(newest=newest)
+    assert document["status"] == "degraded"
+    assert document["traffic"]["error_share"] == 0.125
+
+
+def test_a_callers_own_mistakes_do_not_degrade(flight: MakeFlight) -> None:
+    """Refusals with 4xx and clients that left are not failures of the service."""
+    newest = [at(flight, n, end="refused", http_status=401) for n in range(30)] + [at(flight, 30, end="client_gone", http_status=499)]
+    document = told(newest=newest)
+    assert (document["status"], document["traffic"]["error_share"]) == ("ok", 0)
+
+
+def test_a_handful_of_flights_is_no_share(flight: MakeFlight) -> None:
+    """One failure of one request is not 100 %."""
+    assert told(newest=[at(flight, 1, end="cut")])["status"] == "ok"
+
+
+def test_only_the_last_minute_counts(flight: MakeFlight) -> None:
+    """Thirty flights in the last minute are half a flight a second, whatever came before."""
+    newest = [at(flight, 2 * n) for n in range(100)]
+    traffic = told(newest=newest)["traffic"]
+    assert (traffic["flights"], traffic["per_s"], traffic["over_s"]) == (31, 0.517, 60.0)
+
+
+def test_a_ring_shorter_than_a_minute_does_not_understate_the_rate(flight: MakeFlight) -> None:
+    """A full ring of 100 flights over 2 s is 50 a second."""
+    newest = [at(flight, n * 0.02) for n in range(1, 101)]
+    traffic = told(newest=newest, ring_limit=100)["traffic"]
+    assert (traffic["per_s"], traffic["over_s"]) == (50.0, 2.0)
+
+
+def test_percentiles_are_of_real_values(flight: MakeFlight) -> None:
+    """Nearest rank: a percentile is always a time that a request had."""
+    assert percentiles(n * 1_000_000 for n in range(1, 101)) == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
+    assert percentiles([7_000_000]) == {"p50": 7.0, "p95": 7.0, "p99": 7.0}
+    assert percentiles([]) is None
+    assert told(newest=[at(flight, 1)])["traffic"]["first_token_ms"]["p50"] == 60.0
+
+
+def test_the_process_tells_its_memory() -> None:
+    """Resident memory of this Python is some ten megabytes at least."""
+    assert process_figures()["rss_bytes"] > 10_000_000
