@@ -1,0 +1,40 @@
+"""Real parts for every room's tests, started once and only where a test asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data_home() -> Iterator[Path]:
+    """A short folder that other users may enter: PostgreSQL, which never runs as root, lives below it."""
+    home = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    home.chmod(0o711)
+    yield home
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_dsn(data_home: Path) -> Iterator[str]:
+    """A fresh database `tidegate` with the extension vector, in the real embedded PostgreSQL, for this test session."""
+    from tidegate.local.folder import DataFolder
+    from tidegate.local.postgres import Postgres
+    from tidegate.local.settings import LocalSettings
+
+    folder = DataFolder(data_home / "shared")
+    folder.open(min_free_mb=0)
+    postgres = Postgres(folder, LocalSettings(data=str(folder.path), postgres_shared_buffers_mb=32), fsync=False)
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(postgres.start())
+        yield postgres.dsn
+    finally:
+        loop.run_until_complete(postgres.stop())
+        loop.close()
+        folder.close()
