@@ -1,0 +1,242 @@
+"""The stages one by one, on fakes that say exactly what the test needs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.test_capability import write
+from tidegate.core.ask import Ask, Caller, Deadline, EngineAnswer, EngineCall, Passage
+from tidegate.core.chunk import Chunk, Usage
+from tidegate.core.errors import DeadlineExceeded, EngineCut, EngineStalled, OutputInvalid
+from tidegate.core.flight import Flight
+from tidegate.pipeline.capability import load
+from tidegate.pipeline.parts import Parts
+from tidegate.pipeline.runner import Step, run
+from tidegate.pipeline.stages import cite, contract, generate, prompt, retrieve
+
+
+def new_ask(deadline_s: float = 60) -> Ask:
+    return Ask(Flight("/test"), Caller("key", "tenant"), Deadline(deadline_s))
+
+
+class FakeStream:
+    def __init__(self, batches: list[list[Chunk]], end: Exception | None = None, stalls: bool = False) -> None:
+        self.batches, self.end, self.stalls, self.aborted = batches, end, stalls, False
+
+    async def __aiter__(self) -> AsyncIterator[list[Chunk]]:
+        for batch in self.batches:
+            yield batch
+        if self.stalls:
+            await asyncio.Event().wait()
+        if self.end:
+            raise self.end
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class FakeEngine:
+    name = "fake"
+    models = ("default",)
+
+    def __init__(self, stream: FakeStream) -> None:
+        self.stream = stream
+        self.calls: list[EngineCall] = []
+
+    async def start(self, call: EngineCall, flight: Flight) -> FakeStream:
+        self.calls.append(call)
+        return self.stream
+
+    async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
+        self.calls.append(call)
+        return EngineAnswer("whole", "stop", Usage(1, 2))
+
+    async def figures(self) -> dict[str, Any]:
+        return {"up": True}
+
+    async def close(self) -> None: ...
+
+    def find(self, model: str | None) -> tuple[FakeEngine, str]:
+        return self, model or "default"
+
+
+def text(*pieces: str) -> list[list[Chunk]]:
+    batches = [[Chunk(time.perf_counter_ns(), text=piece, raw=b"{}")] for piece in pieces]
+    return [*batches, [Chunk(time.perf_counter_ns(), kind="usage", finish="stop", usage=Usage(5, len(pieces)))]]
+
+
+async def test_generate_relays_and_books() -> None:
+    """Every batch reaches the client's side, and text, tokens, usage and end are on the flight."""
+    engine = FakeEngine(FakeStream(text("a", "b")))
+    seen: list[str] = []
+
+    async def emit(batch: list[Chunk]) -> None:
+        seen.extend(chunk.text for chunk in batch)
+
+    ask = new_ask()
+    ask.call, ask.emit = EngineCall("chat", "default", {}), emit
+    await generate.GenerateStage(engine)(ask)
+    assert seen == ["a", "b", ""]
+    assert (ask.text, len(ask.flight.token_ns), ask.flight.usage, ask.flight.end) == (["a", "b"], 2, Usage(5, 2), "stop")
+
+
+async def test_generate_holds_where_a_contract_follows() -> None:
+    """Nothing leaves before the whole was judged."""
+    engine = FakeEngine(FakeStream(text("a")))
+
+    async def emit(batch: list[Chunk]) -> None:
+        raise AssertionError("nothing may leave")
+
+    ask = new_ask()
+    ask.call, ask.emit = EngineCall("chat", "default", {}), emit
+    await generate.GenerateStage(engine, holds=True)(ask)
+    assert ask.text == ["a"]
+
+
+async def test_a_cut_aborts_the_engine_and_books_an_estimate() -> None:
+    """After a cut the connection is gone and the usage is there, marked as an estimate."""
+    stream = FakeStream(text("a", "b")[:2], EngineCut("cut"))
+    ask = new_ask()
+    ask.call = EngineCall("chat", "default", {"messages": [{"role": "user", "content": "x" * 400}]})
+    with pytest.raises(EngineCut):
+        await generate.GenerateStage(FakeEngine(stream), first_token_s=5)(ask)
+    assert stream.aborted
+    assert (ask.flight.usage.completion_tokens, ask.flight.usage.exact) == (2, False)
+    assert ask.flight.usage.prompt_tokens >= 100
+
+
+async def test_a_cancel_aborts_the_engine_and_books() -> None:
+    """A client that leaves frees the engine, and what it got is booked."""
+    stream = FakeStream(text("a")[:1], stalls=True)
+    got = asyncio.Event()
+
+    async def emit(batch: list[Chunk]) -> None:
+        got.set()
+
+    ask = new_ask()
+    ask.call, ask.emit = EngineCall("chat", "default", {}), emit
+    running = asyncio.ensure_future(generate.GenerateStage(FakeEngine(stream))(ask))
+    await got.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert stream.aborted
+    assert ask.flight.usage.completion_tokens == 1
+
+
+async def test_no_first_token_in_time_is_a_stall() -> None:
+    """The first-token budget is enforced and named."""
+    ask = new_ask()
+    ask.call = EngineCall("chat", "default", {})
+    with pytest.raises(EngineStalled, match="no token within"):
+        await generate.GenerateStage(FakeEngine(FakeStream([], stalls=True)), first_token_s=0.01)(ask)
+
+
+async def test_a_budget_that_runs_out_names_its_stage() -> None:
+    """The walk says which stage took too long."""
+
+    class Sleeper:
+        name = "sleeper"
+
+        async def __call__(self, ask: Ask) -> None:
+            await asyncio.Event().wait()
+
+    with pytest.raises(DeadlineExceeded, match="'sleeper'"):
+        await run(new_ask(), [Step(Sleeper(), 0.01)])
+    with pytest.raises(DeadlineExceeded, match="'sleeper'"):
+        await run(new_ask(deadline_s=0.01), [Step(Sleeper(), None)])
+
+
+async def test_a_stages_own_timeout_is_not_renamed() -> None:
+    """A TimeoutError that is not the budget's stays what it is."""
+
+    class Failing:
+        name = "failing"
+
+        async def __call__(self, ask: Ask) -> None:
+            raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        await run(new_ask(), [Step(Failing(), 5)])
+
+
+async def test_prompt_renders_fields_and_passages(tmp_path: Path) -> None:
+    """Blocks become messages; the version and its hash are on the flight."""
+    template = "{% block system %}S{% endblock %}{% block user %}{{ input.age }}{% for p in passages %} [{{ p.n }}] {{ p.text }}{% endfor %}{% endblock %}"
+    capability = load(write(tmp_path, template=template))
+    ask = new_ask()
+    ask.input = {"age": 40}
+    ask.passages = [Passage("id", "doc", "Title", "text", 0.9)]
+    await prompt.build(capability, Parts(FakeEngine(FakeStream([]))))(ask)
+    assert ask.call is not None
+    assert ask.call.body["messages"] == [{"role": "system", "content": "S"}, {"role": "user", "content": "40 [1] text"}]
+    assert ask.flight.prompt_sha256 == capability.prompt_sha256
+
+
+class FakeSearch:
+    def __init__(self, passages: list[Passage]) -> None:
+        self.passages = passages
+        self.asked: dict[str, Any] = {}
+
+    async def find(self, question: str, *, k: int, tags: dict[str, str], collection: str) -> list[Passage]:
+        self.asked = {"question": question, "k": k, "tags": tags, "collection": collection}
+        return self.passages
+
+    async def index_version(self, collection: str) -> str:
+        return "7"
+
+
+async def test_retrieve_filters_by_the_fields_that_are_there(tmp_path: Path) -> None:
+    """A tag comes from its input field; an absent field filters nothing; weak passages are left out; the index version is noted."""
+    manifest = (
+        'stages = ["retrieve", "prompt", "generate"]\n[retrieve]\nquestion = "age"\ncollection = "c"\nk = 2\nmin_score = 0.5\n'
+        'tags_from = { lang = "language", kind = "absent" }\n'
+    )
+    search = FakeSearch([Passage("a", "d", "t", "x", 0.9), Passage("b", "d", "t", "y", 0.1)])
+    ask = new_ask()
+    ask.input = {"age": 3, "language": "en"}
+    await retrieve.build(load(write(tmp_path, manifest)), Parts(FakeEngine(FakeStream([])), search))(ask)
+    assert search.asked == {"question": "3", "k": 2, "tags": {"lang": "en"}, "collection": "c"}
+    assert ask.flight.passage_ids == ["a"]
+    assert ask.flight.index_version == "7"
+
+
+@pytest.mark.parametrize("said", ['{"decision": "maybe"}', '{"decision": "accept"', "", "null", '{"decision": "accept", "more": 1}'])
+async def test_a_broken_output_never_passes(tmp_path: Path, said: str) -> None:
+    """Whatever is not exactly what the contract says raises."""
+    ask = new_ask()
+    ask.text = [said]
+    with pytest.raises(OutputInvalid):
+        await contract.build(load(write(tmp_path)), Parts(FakeEngine(FakeStream([]))))(ask)
+    assert ask.answer is None
+
+
+async def test_a_good_output_passes(tmp_path: Path) -> None:
+    """Chunks are put together before they are judged."""
+    ask = new_ask()
+    ask.text = list(json.dumps({"decision": "accept"}))
+    await contract.build(load(write(tmp_path)), Parts(FakeEngine(FakeStream([]))))(ask)
+    assert ask.answer == {"decision": "accept"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "quoted"),
+    [("It costs 250 euros [2].", [False, True]), ("Claims are settled within fourteen days.", [True, False]), ("Banana.", [False, False])],
+)
+async def test_citations_say_what_the_answer_rests_on(tmp_path: Path, answer: str, quoted: list[bool]) -> None:
+    """A passage is quoted where the model marked it, or where it holds the answer's words; else it was only read."""
+    folder = write(tmp_path)
+    (folder / "output.schema.json").write_text('{"type": "object"}')
+    ask = new_ask()
+    ask.text = [answer]
+    ask.passages = [Passage("a", "d", "t", "Claims are settled within fourteen days of notice.", 0.9), Passage("b", "d", "t", "Fees.", 0.8)]
+    await cite.build(load(folder), Parts(FakeEngine(FakeStream([]))))(ask)
+    assert ask.answer is not None
+    assert [citation["quoted"] for citation in ask.answer["citations"]] == quoted
