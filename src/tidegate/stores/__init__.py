@@ -1,0 +1,1 @@
+"""Everything that keeps bytes: the local flight spool, the database, sealed texts."""

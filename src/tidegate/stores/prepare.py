@@ -1,0 +1,39 @@
+"""What both systems do with a document before they store it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tidegate.core.document import Document, NewPassage
+from tidegate.core.errors import SettingsError
+from tidegate.core.ports import Vectors
+from tidegate.stores.clean import clean_struct
+
+#: Numbers of an embedding, as the schema has them.
+DIMENSIONS = 384
+
+
+def check_dimensions(dimensions: int) -> None:
+    """Raises SettingsError where the embedder and the schema do not fit."""
+    if dimensions != DIMENSIONS:
+        raise SettingsError(
+            f"The embedder's vectors have {dimensions} numbers, the store's {DIMENSIONS}.", hint=f"Use a model of {DIMENSIONS} dimensions."
+        )
+
+
+def prepare(document: Document, passages: Sequence[NewPassage], vectors: Vectors) -> tuple[Document, list[NewPassage], list[str]]:
+    """Document and passages as they can be stored, and a note where a character had to be replaced. Checks the vectors' shape."""
+    if len(passages):
+        check_dimensions(vectors.shape[-1])
+    if len(vectors) != len(passages):
+        raise ValueError(f"{len(passages)} passages came with {len(vectors)} vectors.")
+    clean = [clean_struct(passage) for passage in passages]
+    changed = sum(before != after for before, after in zip(passages, clean, strict=True))
+    head = clean_struct(document)
+    notes = []
+    if changed or head != document:
+        where = f"{changed} of {len(clean)} passages" if changed else "the document's head"
+        notes.append(f"Characters that a database cannot keep (NUL, broken surrogates) were replaced by U+FFFD in {where}.")
+    return msgspec.structs.replace(head, passages=len(clean)), clean, notes

@@ -1,0 +1,35 @@
+"""The sections [store] and [spool]."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tidegate.core.settings import Section
+
+
+class StoreSettings(Section):
+    """[store]: the one durable database."""
+
+    dsn: str = Field("", description="PostgreSQL DSN in any of libpq's forms; empty: the database that `tidegate up` starts.")
+    pool_min: int = Field(1, ge=0, le=1000, description="Connections kept open by each gateway process.")
+    pool_max: int = Field(8, ge=1, le=1000, description="Most connections of each gateway process.")
+    connect_timeout_s: float = Field(
+        2.0, ge=1, le=60, description="Seconds to wait for a connection before the database counts as down."
+    )
+    statement_timeout_s: float = Field(10.0, gt=0, le=3600, description="Seconds that one statement may run before the database stops it.")
+
+
+class SpoolSettings(Section):
+    """[spool]: finished flights on local disk, on their way to the database."""
+
+    folder: str = Field("", description="Folder of the flight spool; empty: `spool` in the data folder.")
+    max_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=4096,
+        description="Most bytes of waiting flights on disk; at the bound new flights are counted as lost, answers go on.",
+    )
+    near_share: float = Field(0.9, gt=0, le=1, description="Share of `max_bytes` above which token stamps are left out of new flights.")
+    segment_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="Size at which a spool file is closed and a new one begun.")
+    batch_flights: int = Field(500, ge=1, le=10_000, description="Most flights written to the database in one transaction.")
+    batch_wait_s: float = Field(0.5, gt=0, le=60, description="Seconds between two looks at the spool.")
+    backoff_max_s: float = Field(5.0, gt=0, le=300, description="Longest pause between two tries while the database is down.")

@@ -1,0 +1,1 @@
+"""One file = one system; each names the ports that it serves."""

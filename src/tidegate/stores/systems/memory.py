@@ -1,0 +1,151 @@
+"""Memory, for tests and demos. Serves: KeyStore, FlightStore, VectorStore, DocumentStore. Gone when the process is."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from tidegate.core.ask import Passage
+from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
+from tidegate.core.flight import FlightRecord
+from tidegate.core.ports import KeptText, KeyRecord, Vectors
+from tidegate.stores.clean import clean_text, clean_value, json_text
+from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    document: Document
+    passages: dict[str, NewPassage]
+    vectors: Vectors
+
+
+class Memory:
+    """All in dicts. Flights are kept as JSON, so that nobody shares an object with the store."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, KeyRecord] = {}
+        self._flights: dict[str, bytes] = {}
+        self._kept: dict[str, KeptText] = {}
+        self._documents: dict[tuple[str, str], _Stored] = {}
+        self._index_versions: dict[str, str] = {}
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    # -- keys
+
+    async def add_key(self, key: KeyRecord) -> None:
+        self._keys.setdefault(key.id, msgspec.structs.replace(key))
+
+    async def list_keys(self) -> list[KeyRecord]:
+        return [msgspec.structs.replace(key) for key in sorted(self._keys.values(), key=lambda key: (key.created_unix_s, key.id))]
+
+    async def revoke_key(self, key_id: str) -> bool:
+        key = self._keys.get(key_id)
+        if key is None or key.revoked_unix_s is not None:
+            return False
+        key.revoked_unix_s = _now_unix_s()
+        return True
+
+    # -- flights
+
+    async def write_flights(self, flights: Sequence[FlightRecord], kept: Sequence[KeptText]) -> None:
+        for flight in flights:
+            self._flights.setdefault(flight.id, json_text(flight))
+        for text in kept:
+            if text.expires_unix_s > _now_unix_s():
+                self._kept.setdefault(text.flight_id, msgspec.structs.replace(text))
+
+    async def get_flight(self, flight_id: str) -> FlightRecord | None:
+        found = self._flights.get(flight_id)
+        return msgspec.json.decode(found, type=FlightRecord) if found else None
+
+    async def list_flights(
+        self,
+        *,
+        tenant: str | None = None,
+        capability: str | None = None,
+        end: str | None = None,
+        before_id: str | None = None,
+        limit: int = 50,
+    ) -> list[FlightRecord]:
+        found: list[FlightRecord] = []
+        for flight_id in sorted(self._flights, reverse=True):
+            flight = msgspec.json.decode(self._flights[flight_id], type=FlightRecord)
+            if (
+                len(found) < limit
+                and (before_id is None or flight.id < before_id)
+                and tenant in (None, flight.tenant)
+                and capability in (None, flight.capability)
+                and end in (None, flight.end)
+            ):
+                found.append(flight)
+        return found
+
+    async def get_kept(self, flight_id: str) -> KeptText | None:
+        kept = self._kept.get(flight_id)
+        return msgspec.structs.replace(kept) if kept and kept.expires_unix_s > _now_unix_s() else None
+
+    async def forget_expired(self) -> int:
+        gone = [flight_id for flight_id, kept in self._kept.items() if kept.expires_unix_s <= _now_unix_s()]
+        for flight_id in gone:
+            del self._kept[flight_id]
+        return len(gone)
+
+    # -- passages
+
+    async def search(self, collection: str, vector: Vectors, k: int, tags: dict[str, str]) -> list[Passage]:
+        check_dimensions(vector.shape[-1])
+        collection, tags = clean_text(collection), clean_value(tags)
+        found = [
+            Passage(id, stored.document.source, stored.document.title, passage.text, min(1.0, max(0.0, score)), passage.page, of_passage)
+            for (name, _), stored in self._documents.items()
+            if name == collection
+            for (id, passage), score in zip(stored.passages.items(), (stored.vectors @ vector.reshape(-1)).tolist(), strict=True)
+            if (of_passage := stored.document.tags | passage.tags).items() >= tags.items()
+        ]
+        return sorted(found, key=lambda passage: (-passage.score, passage.id))[:k]
+
+    async def index_version(self, collection: str) -> str:
+        return self._index_versions.get(clean_text(collection), "0")
+
+    # -- documents
+
+    async def document_sha(self, collection: str, source: str) -> str | None:
+        stored = self._documents.get((clean_text(collection), clean_text(source)))
+        return stored.document.sha256 if stored else None
+
+    async def replace_document(self, document: Document, passages: Sequence[NewPassage], vectors: Vectors) -> Replaced:
+        document, passages, notes = prepare(document, passages, vectors)
+        ids = passage_ids(document, passages)
+        key = (document.collection, document.source)
+        before = self._documents.get(key)
+        version = before.document.version + 1 if before else 1
+        document = msgspec.structs.replace(document, version=version, ingested_unix_s=_now_unix_s())
+        own_vectors = np.array(vectors, np.float32).reshape(len(ids), DIMENSIONS)
+        self._documents[key] = _Stored(document, dict(zip(ids, passages, strict=True)), own_vectors)
+        self._change(document.collection)
+        old = set(before.passages) if before else set()
+        return Replaced(len(set(ids) - old), len(set(ids) & old), len(old - set(ids)), version, notes)
+
+    async def delete_document(self, collection: str, source: str) -> bool:
+        gone = self._documents.pop((clean_text(collection), clean_text(source)), None)
+        if gone:
+            self._change(gone.document.collection)
+        return gone is not None
+
+    async def list_documents(self, collection: str | None = None) -> list[Document]:
+        wanted = clean_value(collection)
+        return [stored.document for key, stored in sorted(self._documents.items()) if wanted in (None, key[0])]
+
+    def _change(self, collection: str) -> None:
+        changes = int(self._index_versions.get(collection, "0").partition("-")[0]) + 1
+        self._index_versions[collection] = f"{changes}-{secrets.token_hex(4)}"
+
+
+def _now_unix_s() -> float:
+    return time.time_ns() / 1e9

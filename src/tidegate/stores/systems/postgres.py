@@ -1,0 +1,362 @@
+"""PostgreSQL with pgvector. Serves: KeyStore, FlightStore, VectorStore, DocumentStore.
+
+The pool opens at first use, so a database that is down stops nothing at start, and it heals by itself. While the database is down
+one call a second looks for it; all others hear StoreDown at once, so that a request does not wait for what cannot come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import psycopg
+from pgvector import HalfVector
+from pgvector.psycopg.halfvec import HalfVectorBinaryDumper
+from psycopg.rows import TupleRow, class_row
+from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
+
+from tidegate.core.ask import Passage
+from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
+from tidegate.core.errors import StoreDown
+from tidegate.core.flight import FlightRecord
+from tidegate.core.ports import KeptText, KeyRecord, Vectors
+from tidegate.stores.clean import clean_struct, clean_text, clean_value, json_text
+from tidegate.stores.down import first_line, translate, where
+from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
+from tidegate.stores.queries import queries
+from tidegate.stores.settings import StoreSettings
+
+T = TypeVar("T")
+Link = psycopg.AsyncConnection[TupleRow]
+
+#: While the database is down, one call in this time looks whether it is back.
+LOOK_AGAIN_NS = 1_000_000_000
+
+log = logging.getLogger("tidegate.stores")
+# The pool says the same thing for every try of every connection; the change from up to down and back is ours to say, once.
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+
+
+class Postgres:
+    """One pool per event loop and process. Not to be shared between processes; make it before or after a fork, use it after."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self.settings = settings
+        self.place = where(settings.dsn)
+        self._pool: AsyncConnectionPool[Link] | None = None
+        self._down: StoreDown | None = None
+        self._look_again_ns = 0
+        self._why = ""
+
+    async def close(self) -> None:
+        """Close the pool; the next call opens a new one."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
+
+    async def figures(self) -> dict[str, Any]:
+        """Live figures for /health: up or why not, round trip, connections. Never raises."""
+        began_ns = time.perf_counter_ns()
+        try:
+            await self._run(lambda link: link.execute("select 1"))
+        except StoreDown as down:
+            return {"up": False, "why": down.message, "hint": down.hint}
+        pool = self._pool
+        stats = pool.get_stats() if pool else {}
+        return {
+            "up": True,
+            "round_trip_ms": (time.perf_counter_ns() - began_ns) / 1e6,
+            "connections": stats.get("pool_size", 0),
+            "idle": stats.get("pool_available", 0),
+            "waiting": stats.get("requests_waiting", 0),
+        }
+
+    # -- keys
+
+    async def add_key(self, key: KeyRecord) -> None:
+        await self._execute("add_key", msgspec.structs.asdict(clean_struct(key)))
+
+    async def list_keys(self) -> list[KeyRecord]:
+        return await self._structs("list_keys", KeyRecord, {})
+
+    async def revoke_key(self, key_id: str) -> bool:
+        return bool(await self._rows("revoke_key", {"id": clean_text(key_id)}))
+
+    # -- flights
+
+    async def write_flights(self, flights: Sequence[FlightRecord], kept: Sequence[KeptText]) -> None:
+        records = b"[" + b",".join(map(json_text, flights)) + b"]"
+        texts = {
+            "flight_ids": [text.flight_id for text in kept],
+            "tenants": [clean_text(text.tenant) for text in kept],
+            "expires": [text.expires_unix_s for text in kept],
+            "sealed": [text.sealed for text in kept],
+        }
+
+        async def write(link: Link) -> None:
+            async with link.transaction():
+                await link.execute(queries()["write_flights"].sql, {"records": records.decode()})
+                if kept:
+                    await link.execute(queries()["write_kept"].sql, texts)
+
+        await self._run(write)
+
+    async def get_flight(self, flight_id: str) -> FlightRecord | None:
+        rows = await self._rows("get_flight", {"id": clean_text(flight_id)})
+        return msgspec.json.decode(rows[0][0], type=FlightRecord) if rows else None
+
+    async def list_flights(
+        self,
+        *,
+        tenant: str | None = None,
+        capability: str | None = None,
+        end: str | None = None,
+        before_id: str | None = None,
+        limit: int = 50,
+    ) -> list[FlightRecord]:
+        wanted = {"tenant": tenant, "capability": capability, "end": end, "before_id": before_id, "limit": limit}
+        rows = await self._rows("list_flights", clean_value(wanted))
+        return [msgspec.json.decode(row[0], type=FlightRecord) for row in rows]
+
+    async def get_kept(self, flight_id: str) -> KeptText | None:
+        found = await self._structs("get_kept", KeptText, {"id": clean_text(flight_id)})
+        return found[0] if found else None
+
+    async def forget_expired(self) -> int:
+        return await self._execute("forget_expired", {})
+
+    # -- passages
+
+    async def search(self, collection: str, vector: Vectors, k: int, tags: dict[str, str]) -> list[Passage]:
+        check_dimensions(vector.shape[-1])
+        wanted = {"collection": clean_text(collection), "vector": HalfVector(vector.reshape(DIMENSIONS)), "k": k, "tags": _tags(tags)}
+        return [
+            Passage(id, source, title, text, score, page, msgspec.json.decode(tags_json, type=dict[str, str]))
+            for id, source, title, text, score, page, tags_json in await self._rows("search_passages", wanted)
+        ]
+
+    async def index_version(self, collection: str) -> str:
+        rows = await self._rows("index_version", {"collection": clean_text(collection)})
+        return str(rows[0][0]) if rows else "0"
+
+    # -- documents
+
+    async def document_sha(self, collection: str, source: str) -> str | None:
+        rows = await self._rows("document_sha", {"collection": clean_text(collection), "source": clean_text(source)})
+        return str(rows[0][0]) if rows else None
+
+    async def replace_document(self, document: Document, passages: Sequence[NewPassage], vectors: Vectors) -> Replaced:
+        document, passages, notes = prepare(document, passages, vectors)
+        ids = passage_ids(document, passages)
+        head = {**msgspec.structs.asdict(document), "tags": _tags(document.tags)}
+        rows = [
+            {
+                "id": id, "collection": document.collection, "ordinal": ordinal, "text": passage.text, "page": passage.page,
+                "heading": passage.heading, "tokens": passage.tokens, "tags": _tags(document.tags | passage.tags),
+                "embedding": HalfVector(vector),
+            }
+            for ordinal, (id, passage, vector) in enumerate(zip(ids, passages, np.asarray(vectors, np.float32), strict=True))
+        ]  # fmt: skip
+
+        async def replace(link: Link) -> Replaced:
+            async with link.transaction():
+                document_id, version = await _one(link, "put_document", head)
+                before = {row[0] for row in await _all(link, "passage_ids", {"document_id": document_id})}
+                gone = list(before.difference(ids))
+                await link.execute(queries()["drop_passages"].sql, {"document_id": document_id, "ids": gone})
+                async with link.cursor() as cursor:
+                    await cursor.executemany(queries()["put_passage"].sql, [{**row, "document_id": document_id} for row in rows])
+                await _change(link, document.collection)
+            new = len(set(ids) - before)
+            return Replaced(added=new, kept=len(ids) - new, removed=len(gone), version=version, notes=notes)
+
+        return await self._run(replace)
+
+    async def delete_document(self, collection: str, source: str) -> bool:
+        named = {"collection": clean_text(collection), "source": clean_text(source)}
+
+        async def delete(link: Link) -> bool:
+            async with link.transaction():
+                gone = await _all(link, "delete_document", named)
+                if gone:
+                    await _change(link, named["collection"])
+            return bool(gone)
+
+        return await self._run(delete)
+
+    async def list_documents(self, collection: str | None = None) -> list[Document]:
+        rows = await self._rows("list_documents", {"collection": clean_value(collection)})
+        return [
+            Document(
+                collection=row[0], source=row[1], title=row[2], sha256=row[3], size_bytes=row[4],
+                tags=msgspec.json.decode(row[5], type=dict[str, str]), version=row[6], passages=row[7], ingested_unix_s=row[8],
+            )
+            for row in rows
+        ]  # fmt: skip
+
+    # -- the way to the database
+
+    async def _execute(self, name: str, parameters: dict[str, Any]) -> int:
+        """Run a named query; returns the number of rows it touched."""
+        return (await self._run(lambda link: link.execute(queries()[name].sql, parameters))).rowcount
+
+    async def _rows(self, name: str, parameters: dict[str, Any]) -> list[TupleRow]:
+        return await self._run(lambda link: _all(link, name, parameters))
+
+    async def _structs(self, name: str, kind: type[T], parameters: dict[str, Any]) -> list[T]:
+        async def fetch(link: Link) -> list[T]:
+            async with link.cursor(row_factory=class_row(kind)) as cursor:
+                await cursor.execute(queries()[name].sql, parameters)
+                return await cursor.fetchall()
+
+        return await self._run(fetch)
+
+    async def _run(self, work: Callable[[Link], Awaitable[T]]) -> T:
+        """Do the work on a connection. Raises StoreDown.
+
+        Everything here may be done twice, so a connection that turns out dead (the database was restarted) is worth one more try.
+        """
+        self._fail_fast()
+        try:
+            try:
+                done = await self._once(work)
+            except psycopg.OperationalError as error:
+                if self._pool is None or isinstance(error, (PoolTimeout, TooManyRequests, psycopg.errors.QueryCanceled)):
+                    raise
+                async with asyncio.timeout(self.settings.connect_timeout_s):
+                    await self._pool.check()
+                done = await self._once(work)
+        except (PoolTimeout, TooManyRequests) as error:
+            raise self._unreachable() from error
+        except TimeoutError as error:
+            raise self._note_down(
+                StoreDown(f"The database {self.place} does not answer.", hint="Look at the database's load, or whether its machine hangs.")
+            ) from error
+        except psycopg.Error as error:
+            found = translate(error, self.settings.dsn)
+            if isinstance(found, StoreDown) and isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
+                found = self._note_down(found)  # it never came to a statement: the connection itself failed
+            raise found from error
+        self._note_up()
+        return done
+
+    async def _once(self, work: Callable[[Link], Awaitable[T]]) -> T:
+        async with self._connection() as link, asyncio.timeout(self.settings.statement_timeout_s + 2):
+            return await work(link)
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Link]:
+        if self._pool is None:
+            self._pool = self._make_pool()
+            await self._pool.open()
+        async with self._pool.connection() as link:
+            yield link
+
+    def _make_pool(self) -> AsyncConnectionPool[Link]:
+        settings = self.settings
+        return AsyncConnectionPool(
+            settings.dsn,
+            connection_class=_Telling,
+            kwargs={
+                "autocommit": True,
+                "tell": self._note_why,
+                "connect_timeout": max(2, int(settings.connect_timeout_s)),
+                "application_name": "tidegate",
+                # A machine that vanished is noticed within seconds, not within TCP's two hours.
+                "keepalives_idle": 10,
+                "keepalives_interval": 3,
+                "keepalives_count": 3,
+                "tcp_user_timeout": 10_000,
+            },
+            configure=self._configure,
+            min_size=min(settings.pool_min, settings.pool_max),
+            max_size=settings.pool_max,
+            timeout=settings.connect_timeout_s,
+            # The pool's own patience doubles its pauses without end; ours is short, because the next call tries again anyway.
+            reconnect_timeout=1.0,
+            name="tidegate",
+            open=False,
+        )
+
+    async def _configure(self, link: Link) -> None:
+        """New connections: bounded statements; vectors in binary, with a type the server infers, so its oid need not be looked up."""
+        link.adapters.register_dumper(HalfVector, HalfVectorBinaryDumper)
+        timeout_ms = str(int(self.settings.statement_timeout_s * 1000))
+        await link.execute(queries()["bound_statements"].sql, {"timeout_ms": timeout_ms})
+
+    def _fail_fast(self) -> None:
+        if self._down is None:
+            return
+        now_ns = time.perf_counter_ns()
+        if now_ns < self._look_again_ns:
+            raise StoreDown(self._down.message, hint=self._down.hint)
+        self._look_again_ns = now_ns + LOOK_AGAIN_NS
+
+    def _unreachable(self) -> StoreDown:
+        stats = self._pool.get_stats() if self._pool else {}
+        if stats.get("pool_size", 0) > 0 and not self._why:
+            return StoreDown(
+                f"All {self.settings.pool_max} connections to the database {self.place} are busy.",
+                hint="Raise store.pool_max, or look at what takes the database so long.",
+                retry_after_s=1,
+            )
+        return self._note_down(
+            StoreDown(
+                f"The database {self.place} cannot be reached: {self._why or 'no connection in time'}.",
+                hint="Is PostgreSQL running there, and is store.dsn right?",
+                retry_after_s=1,
+            )
+        )
+
+    def _note_why(self, error: psycopg.Error | None) -> None:
+        self._why = first_line(error) if error else ""
+
+    def _note_down(self, down: StoreDown) -> StoreDown:
+        if self._down is None:
+            log.warning("%s", down.message)
+        self._down = down
+        self._look_again_ns = time.perf_counter_ns() + LOOK_AGAIN_NS
+        return down
+
+    def _note_up(self) -> None:
+        if self._down is not None:
+            log.info("The database %s is back.", self.place)
+            self._down = None
+
+
+class _Telling(psycopg.AsyncConnection[TupleRow]):
+    """A connection that tells why it could not be made: the pool only says that time ran out."""
+
+    @classmethod
+    async def connect(cls, conninfo: str = "", *, tell: Callable[[psycopg.Error | None], None], **kwargs: Any) -> _Telling:  # type: ignore[override]
+        try:
+            link = await super().connect(conninfo, **kwargs)
+        except psycopg.Error as error:
+            tell(error)
+            raise
+        tell(None)
+        return link
+
+
+async def _all(link: Link, name: str, parameters: dict[str, Any]) -> list[TupleRow]:
+    return await (await link.execute(queries()[name].sql, parameters)).fetchall()
+
+
+async def _one(link: Link, name: str, parameters: dict[str, Any]) -> TupleRow:
+    return (await _all(link, name, parameters))[0]
+
+
+async def _change(link: Link, collection: str) -> None:
+    """Last in its transaction: it locks the collection's row, and writers of other documents should not wait for our work."""
+    await link.execute(queries()["change_collection"].sql, {"collection": collection, "random": secrets.token_hex(4)})
+
+
+def _tags(tags: dict[str, str]) -> str:
+    return msgspec.json.encode(clean_value(tags)).decode()
