@@ -1,0 +1,202 @@
+"""Blocks to passages: one section at a time, packed from sentences up to a size in tokens, with a little of the last one repeated.
+
+A passage never crosses a heading. A table's passages each begin with its caption and its header row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tidegate.core.document import NewPassage
+from tidegate.retrieval.loaded import Block, Loaded
+from tidegate.retrieval.sentences import cut, split_sentences, tail
+
+#: Raised by one when the same document gives other passages than before.
+VERSION = 1
+
+CountTokens = Callable[[Sequence[str]], Awaitable[list[int]]]
+
+#: Longer pieces of text are cut before they are counted: a token holds about four characters of English.
+CHARS_PER_TOKEN = 4
+#: A paragraph that does not fit begins a new passage, where the last one is at least this full.
+FULL_ENOUGH = 0.5
+#: A short paragraph before a table that ends in a colon or begins like this is its caption.
+_CAPTION = re.compile(r"^(table|tab\.|表)\s*[\d一二三四五六七八九十A-Z]|[:：]$", re.IGNORECASE)
+_CAPTION_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Tokens of a passage at most, and the share of it that is repeated in the next one."""
+
+    tokens: int = 280
+    overlap: float = 0.12
+
+
+@dataclass(slots=True)
+class Unit:
+    """A sentence, a list item, a table row: never torn, unless it is larger than a passage. `before`: what parts it from the last."""
+
+    text: str
+    before: str
+    page: int | None
+    tokens: int = 0
+    #: Tokens of the paragraph that begins here; 0 inside a paragraph.
+    paragraph: int = 0
+
+
+@dataclass(slots=True)
+class Section:
+    """What stands under one heading: paragraphs as units, or one table. `lead`: the lines that every passage of a table repeats."""
+
+    heading: str
+    units: list[Unit]
+    lead: str = ""
+    lead_tokens: int = 0
+
+
+async def chunk(loaded: Loaded, count_tokens: CountTokens, size: Size | None = None) -> list[NewPassage]:
+    """Passages in the order of the document. `count_tokens` is the embedder's. Raises what it raises."""
+    size = size or Size()
+    sections = list(_sections(loaded, size))
+    await _count(sections, count_tokens, size)
+    return [passage for section in sections for passage in _pack(section, size)]
+
+
+def _sections(loaded: Loaded, size: Size) -> Iterator[Section]:
+    path: list[tuple[int, str]] = []
+    pending: list[Block] = []
+
+    def flush() -> Iterator[Section]:
+        units = [unit for block in pending for unit in _units(block.text, block.page, size)]
+        if units:
+            yield Section(_heading(path, loaded.title), units)
+        pending.clear()
+
+    for block in loaded.blocks:
+        if block.kind == "heading":
+            yield from flush()
+            path = [*((level, text) for level, text in path if level < block.level), (block.level, block.text)]
+        elif block.kind == "table":
+            caption = pending.pop().text if pending and _is_caption(pending[-1].text) else ""
+            yield from flush()
+            yield _table(block, caption, _heading(path, loaded.title), size)
+        else:
+            pending.append(block)
+    yield from flush()
+
+
+def _heading(path: list[tuple[int, str]], title: str) -> str:
+    """The title stands beside every passage already: it is not repeated."""
+    return " > ".join(text for _, text in path if text != title)
+
+
+def _is_caption(text: str) -> bool:
+    return len(text) <= _CAPTION_CHARS and _CAPTION.search(text) is not None
+
+
+def _units(text: str, page: int | None, size: Size) -> list[Unit]:
+    pairs = [
+        (before if at == 0 else "", piece)
+        for before, sentence in split_sentences(text)
+        for at, piece in enumerate(cut(sentence, size.tokens * CHARS_PER_TOKEN))
+    ]
+    return [Unit(piece, "\n\n" if at == 0 else before, page) for at, (before, piece) in enumerate(pairs)]
+
+
+def _table(block: Block, caption: str, heading: str, size: Size) -> Section:
+    header, rule, *rows = block.text.split("\n")
+    lead = "\n".join(filter(None, (caption, header, rule)))
+    widest = max((len(row) for row in rows), default=0)
+    if len(lead) + widest > size.tokens * CHARS_PER_TOKEN // 2:
+        # Too wide to repeat its header over every row: each cell is named instead.
+        named = "\n".join(filter(None, (caption, *(_named(header, row) for row in rows))))
+        return Section(heading, _units(named, block.page, size))
+    return Section(heading, [Unit(row, "\n", block.page) for row in rows or [""]], lead)
+
+
+def _named(header: str, row: str) -> str:
+    names, cells = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])] for line in (header, row))
+    return "; ".join(f"{name}: {cell}" if name else cell for name, cell in zip(names, cells, strict=False) if cell)
+
+
+async def _count(sections: list[Section], count_tokens: CountTokens, size: Size) -> None:
+    """Set every unit's tokens, and cut what is larger than a passage (dense scripts, long words) until all fit."""
+    (markers,) = await count_tokens([""])  # every count includes the model's own markers: they are not the text's
+
+    async def tokens_of(texts: list[str]) -> list[int]:
+        return [count - markers for count in await count_tokens(texts)] if texts else []
+
+    for section, tokens in zip(sections, await tokens_of([section.lead for section in sections]), strict=True):
+        section.lead_tokens = tokens if section.lead else 0
+    todo = [(section, unit) for section in sections for unit in section.units]
+    while todo:
+        for (_, unit), tokens in zip(todo, await tokens_of([unit.text for _, unit in todo]), strict=True):
+            unit.tokens = max(1, tokens)
+        large = [(section, unit) for section, unit in todo if unit.tokens > _room(section, size) and len(unit.text) > 1]
+        todo = [(section, piece) for section, unit in large for piece in _replace(section, unit, size)]
+    for section in sections:
+        _measure_paragraphs(section.units)
+
+
+def _room(section: Section, size: Size) -> int:
+    return max(size.tokens // 4, size.tokens - section.lead_tokens)
+
+
+def _replace(section: Section, unit: Unit, size: Size) -> list[Unit]:
+    parts = unit.tokens // _room(section, size) + 1
+    pieces = cut(unit.text, -(-len(unit.text) // parts))
+    units = [Unit(piece, unit.before if at == 0 else "", unit.page) for at, piece in enumerate(pieces)]
+    at = next(at for at, other in enumerate(section.units) if other is unit)
+    section.units[at : at + 1] = units
+    return units
+
+
+def _measure_paragraphs(units: list[Unit]) -> None:
+    first: Unit | None = None
+    for unit in units:
+        if first is None or unit.before == "\n\n":
+            first = unit
+        first.paragraph += unit.tokens
+
+
+def _pack(section: Section, size: Size) -> Iterator[NewPassage]:
+    room = _room(section, size)
+    repeated: list[Unit] = []
+    fresh: list[Unit] = []
+    for unit in section.units:
+        filled = sum(other.tokens for other in (*repeated, *fresh))
+        fits = filled + unit.tokens <= room
+        breaks = unit.paragraph and filled + unit.paragraph > room and unit.paragraph <= room and filled >= FULL_ENOUGH * room
+        if fresh and (not fits or breaks):
+            yield _passage(section, repeated, fresh)
+            # A table's rows stand for themselves, and its header is repeated already.
+            repeated = [] if section.lead else _overlap(fresh, min(size.overlap * room, room - unit.tokens))
+            fresh = []
+        fresh.append(unit)
+    if fresh:
+        yield _passage(section, repeated, fresh)
+
+
+def _overlap(units: list[Unit], budget: float) -> list[Unit]:
+    """The last sentences that fit into `budget` tokens; of a longer sentence, its last words."""
+    taken: list[Unit] = []
+    for unit in reversed(units):
+        if unit.tokens > budget:
+            break
+        taken.insert(0, unit)
+        budget -= unit.tokens
+    if not taken and budget >= 1:
+        last = units[-1]
+        words = tail(last.text, int(len(last.text) * budget / last.tokens)).strip()
+        if words:
+            taken = [Unit(words, "", last.page, int(budget))]
+    return taken
+
+
+def _passage(section: Section, repeated: list[Unit], fresh: list[Unit]) -> NewPassage:
+    units = [*repeated, *fresh]
+    text = (section.lead + "\n" if section.lead else "") + "".join((unit.before if at else "") + unit.text for at, unit in enumerate(units))
+    return NewPassage(text.strip(), fresh[0].page, section.heading, section.lead_tokens + sum(unit.tokens for unit in units))

@@ -1,0 +1,56 @@
+"""What every loader makes of a file: blocks of text in reading order, and a note for each thing that was left out."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+BlockKind = Literal["heading", "paragraph", "table"]
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """What one file may cost. Beyond them the file is refused with the bound's name; it is never read in part."""
+
+    max_bytes: int = 64 * 1024 * 1024
+    max_pages: int = 2_000
+    seconds: float = 120.0
+    #: Address space of the process that reads files (RLIMIT_AS), shared libraries included.
+    memory_bytes: int = 1024 * 1024 * 1024
+
+
+class Block(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A piece of a document. `level`: 1 to 6 for a heading. `page`: counted from 1, where the format has pages.
+
+    The text of a table is a Markdown table: header row, rule, rows. The text of a list has one item a line.
+    """
+
+    text: str
+    kind: BlockKind = "paragraph"
+    level: int = 0
+    page: int | None = None
+
+
+class Loaded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file that was read. `notes`: sentences about what was left out or is doubtful, and why."""
+
+    title: str
+    blocks: list[Block]
+    tags: dict[str, str] = {}
+    notes: list[str] = []
+
+
+class Load(Protocol):
+    """A loader's one function. `path` is a regular file within `bounds.max_bytes`. Raises DocumentUnreadable."""
+
+    def __call__(self, path: str, bounds: Bounds) -> Loaded: ...
+
+
+def markdown_table(rows: list[list[str]]) -> str:
+    """Rows (the first one is the header, all of one length) as a Markdown table."""
+    lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
