@@ -16,15 +16,13 @@ class EmbedderSettings(Section):
     mode: Literal["child", "in_process"] = Field(
         "child", description="`child`: one embedder process serves every worker; `in_process`: the gateway loads the model itself."
     )
-    socket: Path | None = Field(
-        None, description="Unix socket of the embedder child; when empty, run/embedder.sock in the data folder."
-    )
+    socket: Path | None = Field(None, description="Unix socket of the embedder child; when empty, run/embedder.sock in the data folder.")
     threads: int = Field(0, ge=0, le=64, description="Threads that one embedding may use; 0 takes half of the cores, at least one.")
     max_length: int = Field(
         512, ge=16, le=512, description="Tokens read at once; a longer text is read in windows of this size whose vectors are averaged."
     )
-    batch_size: int = Field(
-        8, ge=1, le=256, description="Texts computed at once while documents are read; a question waits for at most one such batch."
+    batch_tokens: int = Field(
+        512, ge=16, le=8192, description="Tokens computed at once, padding included; a question waits for one such batch of passages."
     )
 
 
