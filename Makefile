@@ -5,9 +5,6 @@
 # Passed on to the command, for example: make up ARGS="--port 9000"; make test ARGS="-k flight"
 ARGS ?=
 
-# Where `make up` keeps its database, sockets and caches. An environment variable of this name wins.
-export TIDEGATE_LOCAL__DATA ?= $(CURDIR)/.tidegate
-
 help:
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
 
