@@ -112,14 +112,6 @@ class Child:
             self.spec.pid_file.unlink(missing_ok=True)
         return gone
 
-    async def stop_leftover(self) -> bool:
-        """Stop the child of an earlier run that was killed. False where it would not go."""
-        left = Process.read(self.spec.pid_file)
-        if left is not None and not await left.stop(self.spec.stop_steps):
-            return False
-        self.spec.pid_file.unlink(missing_ok=True)
-        return True
-
     async def run_to_end(self, within_s: float) -> None:
         """For a helper that does its work and ends: raises LocalPartError unless it ends with 0 in time."""
         self._spawn()

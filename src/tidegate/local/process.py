@@ -11,6 +11,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidegate.core.errors import LocalPartError
+
 #: Signals of an orderly stop, each with the seconds to wait before the next.
 StopSteps = tuple[tuple[signal.Signals, float], ...]
 
@@ -82,6 +84,29 @@ class Process:
             return False
         finally:
             os.close(pidfd)
+
+
+#: The database's server stops in its own way and time (see postgres.py).
+_NOT_OURS = "postgres.pid"
+
+
+async def stop_leftovers(run: Path) -> None:
+    """Stop the children of an earlier run that was killed, all at once. Raises LocalPartError where one outlives even SIGKILL."""
+    async with asyncio.TaskGroup() as stopping:
+        for pid_file in _pid_files(run):
+            stopping.create_task(_stop_leftover(pid_file))
+
+
+def _pid_files(run: Path) -> list[Path]:
+    return [pid_file for pid_file in run.glob("*.pid") if pid_file.name != _NOT_OURS]
+
+
+async def _stop_leftover(pid_file: Path) -> None:
+    left = Process.read(pid_file)
+    if left is not None and not await left.stop(((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))):
+        raise LocalPartError(
+            f"The {pid_file.stem} of an earlier run (pid {left.pid}) does not stop.", hint="It hangs in the kernel: restart the machine.",
+        )
 
 
 async def _readable(pidfd: int, wait_s: float) -> bool:
