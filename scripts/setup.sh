@@ -2,6 +2,7 @@
 # Makes .venv what the locks say: `scripts/setup.sh` for running, `scripts/setup.sh test` with the tools and the Debian packages of the tests.
 # A second run finds the stamp and does nothing. Everything comes from the locks with hashes, also what builds the editable install.
 set -euo pipefail
+set -m  # a stage is a process group of its own: Ctrl-C ends it through the trap below, and it can clean up
 cd "$(dirname "$0")/.."
 want=${1:-run}
 lock=requirements.lock; [ "$want" = test ] && lock=requirements-test.lock
@@ -15,7 +16,7 @@ die() { say "error: $1"; shift; for line in "$@"; do say "  $line"; done; exit 1
 stage() {
   local title=$1 begun=$SECONDS shown=0 pid status; shift
   "$@" >"$log" 2>&1 </dev/null & pid=$!
-  trap 'kill "$pid" 2>/dev/null; wait "$pid" || true; say; say "Stopped. The same command goes on from here."; exit 130' INT TERM HUP
+  trap 'kill -INT -- "-$pid" 2>/dev/null; wait "$pid" || true; say; say "Stopped. The same command goes on from here."; exit 130' INT TERM HUP
   [ -t 2 ] || printf '%s ...\n' "$title" >&2
   while kill -0 "$pid" 2>/dev/null; do
     if [ -t 2 ]; then printf '\r%s ... %d s' "$title" $((SECONDS - begun)) >&2
