@@ -82,8 +82,8 @@ class Problem(NamedTuple):
 def load(path: Path | str | None, env: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings in force: defaults, then the file, then the environment, then `overrides`; the later wins, setting by setting.
 
-    `path`: the file; None reads ./tidegate.toml where it is. `env`: TIDEGATE_SECTION__NAME variables; a value is read as TOML, and as plain
-    text where it is none. `overrides`: dotted name -> value (text is read as in `env`); None means "not given".
+    `path`: the file; None reads ./tidegate.toml where it is. `env`: TIDEGATE_SECTION__NAME variables; a value is read as TOML or JSON, and as plain
+    text where it is neither. `overrides`: dotted name -> value (text is read as in `env`); None means "not given".
 
     Raises SettingsError that lists everything that is wrong, each with its place and the nearest known name.
     """
@@ -183,12 +183,20 @@ def _from_flags(overrides: Mapping[str, Any]) -> _Found:
 
 
 def _from_text(path: KeyPath, raw: str, source: str) -> _Found:
+    yield from _place(path, _parsed(raw), raw, source)
+
+
+def _parsed(raw: str) -> Any:
+    """Text as a TOML value; as a JSON list or table, which many programs write into variables; else as it is."""
     try:
         value = tomllib.loads(f"v = {raw}\n")
-        parsed = value["v"] if value.keys() == {"v"} else raw
+        return value["v"] if value.keys() == {"v"} else raw
     except tomllib.TOMLDecodeError:
-        parsed = raw
-    yield from _place(path, parsed, raw, source)
+        pass
+    try:
+        return msgspec.json.decode(raw, type=list[Any] | dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError):
+        return raw
 
 
 def _place(path: KeyPath, value: Any, raw: str | None, source: str) -> _Found:

@@ -1,0 +1,465 @@
+"""The other door: the command line. Each command imports what it needs when it runs, so that `tidegate --help` is quick."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tidegate import __version__
+from tidegate.core.errors import SettingsError, TidegateError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+
+    from tidegate.core.ports import KeyRecord
+    from tidegate.retrieval.ingest import IngestReport, Progress
+    from tidegate.settings import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Door(click.Group):
+    """Says errors as people read them: what was wrong, then the way out; a traceback only with --debug."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TidegateError as error:
+            if ctx.params.get("debug"):
+                raise
+            _say_error(error.message, error.hint)
+            ctx.exit(2 if isinstance(error, SettingsError) else 1)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
+            raise  # click says these itself
+        except Exception as error:  # the last door: whatever it is, the user gets a sentence
+            if ctx.params.get("debug"):
+                raise
+            _say_error(f"{type(error).__name__}: {error}", "This is Tidegate's fault: run `tidegate --debug ...` and report it.")
+            ctx.exit(1)
+
+
+def _say_error(message: str, hint: str | None) -> None:
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True)
+    if hint:
+        click.echo(f"{click.style('hint:', fg='cyan')} {hint}", err=True)
+
+
+@click.group(cls=Door, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(__version__, prog_name="tidegate")
+def main(debug: bool) -> None:
+    """A self-hosted gate between business systems and language models."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a block character gets a question mark, not a traceback.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+# -- options that several commands share --
+
+
+def settings_options(command: F) -> F:
+    """--config and --set."""
+    sets = click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Override one setting, e.g. --set log.level=debug.")
+    config = click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="The settings file (default: ./tidegate.toml).")
+    return config(sets(command))
+
+
+def gateway_options(command: F) -> F:
+    """--url and --key of a running gateway, and the options of the settings that know its data folder."""
+    key = click.option("--key", envvar="TIDEGATE_KEY", help="An API key (default: the first key in the data folder).")
+    url = click.option("--url", envvar="TIDEGATE_URL", help="The gateway (default: the one that runs on this machine).")
+    return url(key(settings_options(command)))
+
+
+def _settings(config: Path | None, sets: Sequence[str], **overrides: Any) -> Settings:
+    from tidegate.settings import load
+
+    named: dict[str, Any] = {}
+    for one in sets:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{one!r} is not NAME=VALUE.", param_hint="--set")
+        named[name.strip()] = value
+    named.update((name.replace("__", "."), value) for name, value in overrides.items())
+    return load(config, os.environ, named)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+# -- running --
+
+
+@main.command()
+@click.option("--host", help="Address to listen on.")
+@click.option("--port", type=int, help="Port to listen on. If it is taken, that is an error; the default would give way to the next free one.")
+@click.option("--data", metavar="FOLDER", help="The data folder of this machine's parts.")
+@settings_options
+@click.pass_context
+def up(ctx: click.Context, host: str | None, port: int | None, data: str | None, config: Path | None, sets: tuple[str, ...]) -> None:
+    """Run everything on this machine: database, engine, embedder and gateway."""
+    settings = _settings(config, sets, server__host=host, server__port=port, local__data=data)
+    port_by_hand = settings.provenance["server.port"][1] != "default"
+    from tidegate import app
+
+    ctx.exit(app.up(settings, port_by_hand=port_by_hand))
+
+
+@main.command()
+@click.option("--host", help="Address to listen on.")
+@click.option("--port", type=int, help="Port to listen on.")
+@click.option("--fd", type=int, metavar="N", help="Serve on this inherited listening socket instead.")
+@settings_options
+@click.pass_context
+def serve(ctx: click.Context, host: str | None, port: int | None, fd: int | None, config: Path | None, sets: tuple[str, ...]) -> None:
+    """Run the gateway alone; database and engines are those that the settings name."""
+    settings = _settings(config, sets, server__host=host, server__port=port)
+    from tidegate import app
+
+    ctx.exit(app.serve(settings, fd))
+
+
+@main.command()
+@settings_options
+def migrate(config: Path | None, sets: tuple[str, ...]) -> None:
+    """Bring the schema of the database that store.dsn names to this version."""
+    settings = _settings(config, sets)
+    if not settings.store.dsn:
+        raise SettingsError("store.dsn is empty.", hint="Name the database; the one that `tidegate up` runs is migrated at its start.")
+    from tidegate import app
+
+    applied = app.migrate_store(settings)
+    click.echo("\n".join([*(f"applied {name}" for name in applied), "The schema is up to date."]))
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def scripted(args: tuple[str, ...]) -> None:
+    """Run the scripted engine: an OpenAI-compatible server whose words, delays and faults are to order (`tidegate scripted --help`)."""
+    from tidegate.bench.scripted import main as run
+
+    sys.argv = ["tidegate scripted", *args]  # it is a command of its own, with its own options
+    run()
+
+
+# -- documents --
+
+
+@main.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.option("--collection", help="The collection (default: retrieval.collection).")
+@click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag for every document; searches may filter on it.")
+@click.option("--prune", is_flag=True, help="Also remove documents of these folders whose file is gone.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@settings_options
+@click.pass_context
+def ingest(
+    ctx: click.Context, paths: tuple[Path, ...], collection: str | None, tags: tuple[str, ...], prune: bool, as_json: bool,
+    config: Path | None, sets: tuple[str, ...],
+) -> None:
+    """Read documents into a collection: Markdown, text and PDF; unchanged ones are skipped, a bad one does not stop the rest."""
+    settings = _settings(config, sets)
+    wanted = dict(_pair(tag) for tag in tags)
+    from tidegate import app
+
+    with _progress(quiet=as_json) as progress:
+        into = collection or settings.retrieval.collection
+        report = asyncio.run(app.ingest(settings, paths, collection=into, tags=wanted, prune=prune, progress=progress))
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(report))
+    else:
+        _say_report(report)
+    ctx.exit(1 if report.failed else 0)
+
+
+def _pair(tag: str) -> tuple[str, str]:
+    name, equals, value = tag.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f"{tag!r} is not NAME=VALUE.", param_hint="--tag")
+    return name, value
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar on stderr for as long as the ingest runs."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty()) as bar:
+        task = bar.add_task("looking for documents", total=None)
+
+        def progress(now: Progress) -> None:
+            passages = f", {now.passages} passages" if now.passages else ""
+            bar.update(task, completed=now.done, total=now.total, description=escape(f"{now.step} {Path(now.path).name}{passages}"))
+
+        yield progress
+
+
+def _say_report(report: IngestReport) -> None:
+    for word, found in (("failed", report.failed), ("skipped", report.skipped), ("note", report.notes)):
+        for path, why in found:
+            click.echo(f"{word}: {path}: {why}")
+    for path in report.vanished:
+        click.echo(f"{'removed' if report.pruned else 'gone, still searchable (--prune removes it)'}: {path}")
+    click.echo(
+        f"{len(report.stored)} stored ({report.passages} passages), {len(report.unchanged)} unchanged, {len(report.skipped)} skipped, "
+        f"{len(report.failed)} failed, in {report.seconds:.1f} s"
+    )
+
+
+# -- keys --
+
+
+@main.group()
+def keys() -> None:
+    """Create, list and revoke API keys."""
+
+
+@keys.command("create")
+@click.option("--tenant", default="default", show_default=True, help="Whose key it is.")
+@click.option("--role", type=click.Choice(["data", "admin"]), default="data", show_default=True, help="data asks models, admin manages.")
+@click.option("--name", default="", help="A name for people.")
+@click.option("--rpm", type=click.IntRange(0), default=0, help="Requests per minute; 0: limits.requests_per_minute applies.")
+@click.option("--tpm", type=click.IntRange(0), default=0, help="Tokens per minute; 0: limits.tokens_per_minute applies.")
+@settings_options
+def create_key(tenant: str, role: str, name: str, rpm: int, tpm: int, config: Path | None, sets: tuple[str, ...]) -> None:
+    """Make a key and print it: once, on stdout, alone; what it is goes to stderr."""
+    from tidegate import app
+    from tidegate.core.keys import hash_key, new_key, new_key_id
+    from tidegate.core.ports import KeyRecord
+
+    settings = _settings(config, sets)
+    key = new_key()
+    record = KeyRecord(
+        new_key_id(), hash_key(key), tenant, "admin" if role == "admin" else "data", name, time.time_ns() / 1e9,
+        requests_per_minute=rpm, tokens_per_minute=tpm,
+    )
+
+    async def add() -> None:
+        async with app.key_store(settings) as store:
+            await store.add_key(record)
+
+    asyncio.run(add())
+    click.echo(f"{record.id}: a {role} key of tenant {tenant}. It is shown this once and cannot be shown again:", err=True)
+    click.echo(key)
+
+
+@keys.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@settings_options
+def list_keys(as_json: bool, config: Path | None, sets: tuple[str, ...]) -> None:
+    """List the keys, without the keys."""
+    from tidegate import app
+
+    settings = _settings(config, sets)
+
+    async def read() -> list[KeyRecord]:
+        async with app.key_store(settings) as store:
+            return await store.list_keys()
+
+    records = asyncio.run(read())
+    if as_json:
+        import msgspec
+
+        click.echo(json.dumps([{**msgspec.to_builtins(record), "sha256": record.sha256[:12]} for record in records], indent=2))
+        return
+    _console().print(_key_table(records))
+
+
+def _key_table(records: Sequence[KeyRecord]) -> Any:
+    from rich.table import Table
+
+    from tidegate.terminal import printable
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for heading in ("key", "tenant", "role", "name", "requests/min", "tokens/min", "created", "revoked"):
+        table.add_column(heading, overflow="fold")
+    for record in records:
+        table.add_row(
+            printable(record.id), printable(record.tenant), record.role, printable(record.name or "-"),
+            str(record.requests_per_minute or "-"), str(record.tokens_per_minute or "-"), _minute(record.created_unix_s),
+            _minute(record.revoked_unix_s) if record.revoked_unix_s else "-",
+        )
+    return table
+
+
+def _minute(unix_s: float) -> str:
+    from tidegate.terminal import when
+
+    return when(int(unix_s * 1e9))[:16]
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@settings_options
+def revoke_key(key_id: str, config: Path | None, sets: tuple[str, ...]) -> None:
+    """End a key's life; gateways notice within server.keys_refresh_s."""
+    from tidegate import app
+    from tidegate.core.errors import NotFound
+
+    settings = _settings(config, sets)
+
+    async def revoke() -> bool:
+        async with app.key_store(settings) as store:
+            return await store.revoke_key(key_id)
+
+    if not asyncio.run(revoke()):
+        raise NotFound(f"There is no living key {key_id!r}.", hint="`tidegate keys list` lists them.")
+    click.echo(f"{key_id} is revoked.")
+
+
+# -- looking --
+
+
+@main.command()
+@click.argument("flight_id", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
+@gateway_options
+def flight(flight_id: str, as_json: bool, url: str | None, key: str | None, config: Path | None, sets: tuple[str, ...]) -> None:
+    """Draw where one request's time went. ID is the answer's trace id."""
+    from tidegate.core.flight import FlightRecord
+
+    body = _ask(f"/api/v1/flights/{flight_id}", {}, url, key, config, sets)
+    if as_json:
+        click.echo(body)
+        return
+    from tidegate.terminal import render_waterfall
+
+    _console().print(render_waterfall(_decoded(body, FlightRecord)))
+
+
+@main.command()
+@click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="How many.")
+@click.option("--capability", help="Only of this capability, e.g. support/answer.")
+@click.option("--end", help="Only those that ended like this, e.g. cut.")
+@click.option("--bad", is_flag=True, help="Only those that failed through an engine or through Tidegate, among the newest 500.")
+@click.option("--json", "as_json", is_flag=True, help="Print the records as JSON.")
+@gateway_options
+def flights(
+    limit: int, capability: str | None, end: str | None, bad: bool, as_json: bool, url: str | None, key: str | None, config: Path | None,
+    sets: tuple[str, ...],
+) -> None:
+    """List the newest requests."""
+    import msgspec
+
+    from tidegate.telemetry.health import is_bad
+    from tidegate.terminal import render_flights
+
+    query = {"limit": str(500 if bad else limit), "capability": capability, "end": end}
+    body = _ask("/api/v1/flights", {name: value for name, value in query.items() if value}, url, key, config, sets)
+    records = [record for record in _decoded(body, _flight_list()).flights if is_bad(record) or not bad][:limit]
+    if as_json:
+        click.echo(msgspec.json.encode({"flights": records}))
+    elif not records:
+        click.echo("No flights.")
+    else:
+        _console().print(render_flights(records))
+
+
+def _flight_list() -> Any:
+    import msgspec
+
+    from tidegate.core.flight import FlightRecord
+
+    return msgspec.defstruct("FlightList", [("flights", list[FlightRecord])])
+
+
+def _decoded(body: bytes, kind: Any) -> Any:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TidegateError(f"What answered is not a Tidegate gateway of this version: {error}", hint="Is --url right?") from error
+
+
+def _ask(path: str, query: Mapping[str, str], url: str | None, key: str | None, config: Path | None, sets: tuple[str, ...]) -> bytes:
+    """GET from the running gateway. Raises TidegateError with the gateway's own words where it refuses."""
+    import httpx
+
+    url, key = _where(url, key, config, sets)
+    try:
+        answer = httpx.get(url.rstrip("/") + path, params=query, headers={"authorization": f"Bearer {key}"}, timeout=30)
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
+        hint = "Is it running? --url or TIDEGATE_URL names another."
+        raise TidegateError(f"The gateway at {url} cannot be reached: {error}", hint=hint) from error
+    if answer.is_success:
+        return answer.content
+    raise _refusal(answer.status_code, answer.content)
+
+
+def _refusal(status: int, body: bytes) -> TidegateError:
+    try:
+        said = json.loads(body)["error"]
+        return TidegateError(str(said["message"]), hint=said.get("hint"))
+    except (ValueError, KeyError, TypeError):
+        return TidegateError(f"The gateway answered with HTTP {status} and no words that Tidegate knows.", hint="Is --url right?")
+
+
+def _where(url: str | None, key: str | None, config: Path | None, sets: tuple[str, ...]) -> tuple[str, str]:
+    """The running gateway's address and a key: as given, else as `tidegate up` left them in the data folder."""
+    if url and key:
+        return url, key
+    folder = _settings(config, sets).local.folder
+    try:
+        url = url or str(json.loads((folder / "run" / "gateway.json").read_text("utf-8"))["url"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        hint = "Start one with `tidegate up`, or name another with --url or TIDEGATE_URL."
+        raise TidegateError(f"No gateway runs on the data folder {folder}.", hint=hint) from error
+    try:
+        return url, key or (folder / "first-key").read_text("utf-8").strip()
+    except OSError as error:
+        raise TidegateError(f"There is no readable first key in {folder}.", hint="Give a key with --key or TIDEGATE_KEY.") from error
+
+
+@main.command("settings")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--changed", is_flag=True, help="Only what is not a default.")
+@settings_options
+def show_settings(as_json: bool, changed: bool, config: Path | None, sets: tuple[str, ...]) -> None:
+    """Print every setting in force and where it comes from; secrets are masked."""
+    from tidegate.core.settings import shown
+    from tidegate.core.toml import notation
+
+    in_force = {
+        name: {"value": shown(name, value), "source": source}
+        for name, (value, source) in _settings(config, sets).provenance.items()
+        if source != "default" or not changed
+    }
+    if as_json:
+        click.echo(json.dumps(in_force, indent=2, ensure_ascii=False))
+        return
+    rows = [(name, notation(one["value"]), str(one["source"])) for name, one in in_force.items()]
+    names, texts = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    for name, value, source in rows:
+        click.echo(f"{name:{names}}  {value:{min(texts, 40)}}  {source}")
+
+
+@main.command()
+def version() -> None:
+    """Print the version, and the Python that runs it."""
+    click.echo(f"tidegate {__version__} (Python {sys.version.split()[0]}, {sys.executable})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Draws flights in a terminal: the waterfall to scale, the rhythm of the tokens, decisions and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from tidegate.core.chunk import CLEAN_ENDS
+from tidegate.core.flight import FlightRecord, Lap
+
+#: Eighths of a cell; in a terminal without Unicode the last row of ASCII_BLOCKS.
+BLOCKS = " ▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = " ..::==##"
+COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue")
+
+
+class Strip:
+    """A row of cells as wide as there is room, each filled to its share (0 to 1); what is not nothing is always seen."""
+
+    def __init__(self, values: Sequence[tuple[float, float, float]], colour: str, least: int = 10) -> None:
+        """`values`: (begin, end, share), where begin and end are parts of the row from 0 to 1 and share is how full it is there."""
+        self._values = values
+        self._style = Style(color=colour)
+        self._least = least
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        blocks = ASCII_BLOCKS if options.ascii_only else BLOCKS
+        cells = fill(self._values, options.max_width)
+        yield Segment("".join(blocks[_eighths(cell)] for cell in cells), self._style)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(self._least, options.max_width)
+
+
+def fill(values: Sequence[tuple[float, float, float]], width: int) -> list[float]:
+    """How full each of `width` cells is, from 0 to 1: the time of each value lies in the cells that it covers."""
+    cells = [0.0] * width
+    for begin, end, share in values:
+        first, last = begin * width, end * width
+        for cell in range(min(int(first), width - 1), min(int(last), width - 1) + 1):
+            cells[cell] += share * max(min(last, cell + 1) - max(first, cell), 1e-9)
+    return [min(cell, 1.0) for cell in cells]
+
+
+def _eighths(cell: float) -> int:
+    return 0 if cell <= 0 else max(1, round(cell * 8))
+
+
+def render_waterfall(record: FlightRecord) -> RenderableType:
+    """One flight as it is shown by `tidegate flight ID`."""
+    parts: list[RenderableType] = [_head(record), "", _waterfall(record.laps, record.whole_ns)]
+    if record.token_ns:
+        parts += ["", _tokens(record)]
+    if record.decisions:
+        parts += ["", _decisions(record)]
+    return Group(*parts)
+
+
+def _head(record: FlightRecord) -> RenderableType:
+    well = record.end in CLEAN_ENDS and record.http_status < 400
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    end = printable(f"{record.end}, HTTP {record.http_status}" + (f", {record.error_code}" if record.error_code else ""))
+    end.stylize("bold green" if well else "bold red")
+    usage = record.usage
+    tokens = f"{usage.prompt_tokens} prompt ({usage.cached_tokens} cached) + {usage.completion_tokens} completion"
+    rows: list[tuple[str, RenderableType]] = [
+        ("flight", printable(record.id, "bold")),
+        ("began", Text(when(record.began_unix_ns))),
+        ("route", printable(record.capability or record.route)),
+        ("model", printable(f"{record.model or '-'}" + (f" on {record.engine}" if record.engine else ""))),
+        ("tenant", printable(f"{record.tenant or '-'}" + (f", key {record.key_id}" if record.key_id else ""))),
+        ("end", end),
+        ("tokens", Text(f"{tokens}, {'as the engine counted' if usage.exact else 'estimated'}")),
+    ]
+    if record.prompt_version:
+        rows.append(("prompt", printable(f"{record.prompt_version} ({record.prompt_sha256[:12]})")))
+    if record.passage_ids:
+        rows.append(("passages", printable(f"{len(record.passage_ids)} of index version {record.index_version or '-'}")))
+    for name, value in rows:
+        grid.add_row(name, value)
+    return grid
+
+
+def _waterfall(laps: Sequence[Lap], whole_ns: int) -> RenderableType:
+    table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, show_footer=True)
+    table.add_column("part", Text("whole", "bold"), no_wrap=True)
+    table.add_column("", "", ratio=1)
+    table.add_column("ms", Text(ms(whole_ns), "bold"), justify="right", no_wrap=True)
+    table.add_column("%", Text("100.0", "bold"), justify="right", no_wrap=True)
+    whole = max(whole_ns, 1)
+    for n, (part, spans) in enumerate(spans_by_part(laps).items()):
+        colour = COLOURS[n % len(COLOURS)]
+        spent_ns = sum(end - begin for begin, end in spans)
+        strip = Strip([(begin / whole, end / whole, 1.0) for begin, end in spans], colour)
+        table.add_row(printable(part, colour), strip, ms(spent_ns), f"{100 * spent_ns / whole:.1f}")
+    owned_ns = sum(spent for _, spent in laps)
+    if owned_ns == whole_ns:
+        return table
+    return Group(table, Text(f"The parts add up to {ms(owned_ns)} ms, not to the whole: this record is not to be trusted.", "bold red"))
+
+
+def spans_by_part(laps: Sequence[Lap]) -> dict[str, list[tuple[int, int]]]:
+    """From laps to (begin, end) in ns since the flight began, by part, in the order in which the parts first came."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    at_ns = 0
+    for part, spent_ns in laps:
+        spans.setdefault(part, []).append((at_ns, at_ns + spent_ns))
+        at_ns += spent_ns
+    return spans
+
+
+def _tokens(record: FlightRecord) -> RenderableType:
+    gaps = [after - before for before, after in zip(record.token_ns, record.token_ns[1:], strict=False)]
+    said = f"first token {ms(record.first_token_ns)} ms, {len(record.token_ns)} events"
+    if not gaps:
+        return Text(said)
+    ordered = sorted(gaps)
+    figures = [f"{name} {ms(ordered[-(-p * len(ordered) // 100) - 1])}" for name, p in (("P50", 50), ("P95", 95), ("max", 100))]
+    said += f", then every {', '.join(figures)} ms"
+    table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(ratio=1)
+    table.add_row("gaps", Gaps(gaps))
+    return Group(Text(said), table)
+
+
+class Gaps:
+    """Times between tokens as a line of blocks, from the first to the last; the longest gap of those that share a cell is shown."""
+
+    def __init__(self, gaps_ns: Sequence[int]) -> None:
+        self._gaps_ns = gaps_ns
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        blocks = ASCII_BLOCKS if options.ascii_only else BLOCKS
+        highest = max(self._gaps_ns) or 1
+        yield Segment("".join(blocks[_eighths(gap / highest)] for gap in thin(self._gaps_ns, options.max_width)), Style(color="cyan"))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(10, len(self._gaps_ns)), options.max_width)
+
+
+def thin(values: Sequence[int], width: int) -> list[int]:
+    """At most `width` values: where several share a cell, the largest, so that no stall is hidden."""
+    if len(values) <= width:
+        return list(values)
+    return [max(values[cell * len(values) // width : (cell + 1) * len(values) // width]) for cell in range(width)]
+
+
+def _decisions(record: FlightRecord) -> RenderableType:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("at ms", justify="right", no_wrap=True, style="dim")
+    table.add_column("decision", no_wrap=True)
+    table.add_column("facts", overflow="fold")
+    for at_ns, what, facts in record.decisions:
+        table.add_row(ms(at_ns), printable(what), printable(", ".join(f"{name}={value}" for name, value in facts.items())))
+    return table
+
+
+def render_flights(records: Sequence[FlightRecord]) -> RenderableType:
+    """The list of `tidegate flights`, newest first."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("flight", no_wrap=True)
+    table.add_column("began", no_wrap=True)
+    table.add_column("what", overflow="ellipsis", no_wrap=True)
+    table.add_column("end", no_wrap=True)
+    for name in ("ms", "ttft", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in records:
+        well = record.end in CLEAN_ENDS and record.http_status < 400
+        table.add_row(
+            printable(record.id), when(record.began_unix_ns)[11:19], printable(record.capability or record.route),
+            printable(f"{record.error_code or record.end} {record.http_status}", "green" if well else "red"),
+            ms(record.whole_ns), ms(record.first_token_ns) if record.first_token_ns else "-", str(record.usage.completion_tokens),
+        )
+    return table
+
+
+def printable(said: str, style: str = "") -> Text:
+    """Text from outside (a model's name is what a caller wrote): no control characters, so that it cannot steer the terminal."""
+    return Text("".join(char if char.isprintable() else "·" for char in said), style)
+
+
+def ms(ns: int) -> str:
+    """Nanoseconds as milliseconds with as many places as are read: 0.012, 1.23, 45.6, 1234."""
+    value = ns / 1e6
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def when(unix_ns: int) -> str:
+    """An instant in this machine's own time zone, to the millisecond."""
+    return datetime.fromtimestamp(unix_ns / 1e9, UTC).astimezone().isoformat(sep=" ", timespec="milliseconds")
