@@ -20,6 +20,7 @@ sent as `Retry-After` where it is known.
     |   `-- EngineStalled 504
     |-- DeadlineExceeded 504
     |-- StoreDown 503
+    |   `-- EmbedderDown 503     texts cannot be turned into vectors
     |-- ClientGone 499           nobody is left to answer
     |-- SettingsError            start-up: a setting is wrong
     `-- LocalPartError           start-up: a part on this machine cannot run
@@ -224,6 +225,12 @@ class StoreDown(TidegateError):
 
     code = "store_down"
     status = 503
+
+
+class EmbedderDown(StoreDown):
+    """The embedder cannot be reached, has too much to do, or failed."""
+
+    code = "embedder_down"
 
 
 class ClientGone(TidegateError):
