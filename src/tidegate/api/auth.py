@@ -57,9 +57,16 @@ class KeyRing:
             await self.refresh()
         return self.find(presented_key)
 
-    def still_valid(self, key_id: str) -> bool:
-        """Whether the key behind a page session still exists."""
-        return key_id in self._ids
+    def by_id(self, key_id: str) -> Caller | None:
+        """What the key behind a page's session is now; None where it was revoked."""
+        return self._ids.get(key_id)
+
+    def counts(self) -> dict[str, float]:
+        """How many keys are known, by role."""
+        counts = {"data": 0.0, "admin": 0.0}
+        for caller in self._ids.values():
+            counts[caller.role] += 1
+        return counts
 
     async def refresh(self) -> None:
         """Read the store; on failure the keys known so far stay valid."""

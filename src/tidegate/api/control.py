@@ -1,7 +1,5 @@
 """The control plane: health, metrics, flights, capabilities, keys. Plain FastAPI; nothing here is on the path of an answer."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from tidegate.api.page.session import session_caller
 from tidegate.core.ask import Caller
 from tidegate.core.errors import BadRequest, MethodNotAllowed, NotFound, TidegateError
 from tidegate.core.flight import FlightRecord, new_flight_id
-from tidegate.core.keys import hash_key, new_key
+from tidegate.core.keys import hash_key, new_key, new_key_id
 from tidegate.core.ports import FlightStore, KeyRecord, KeyStore, LiveFlights
 from tidegate.pipeline.capability import Capability
 
@@ -69,7 +67,8 @@ def _routes(deps: ControlDeps) -> APIRouter:
         if key is not None:
             return await deps.keys.look_up(key)
         found = session_caller(request.headers.get("cookie", ""), deps.secret)
-        if found is None or not deps.keys.still_valid(found.key_id):
+        found = deps.keys.by_id(found.key_id) if found is not None else None
+        if found is None:
             raise no_key()
         if request.method != "GET":
             raise BadRequest("A session only reads here.", hint="Use an API key: `Authorization: Bearer KEY`.")
@@ -148,7 +147,7 @@ def make_key(wanted: NewKey) -> tuple[str, KeyRecord]:
     key = new_key()
     unix_ns = time.time_ns()
     record = KeyRecord(
-        new_flight_id(unix_ns)[:20], hash_key(key), wanted.tenant, wanted.role, wanted.name, unix_ns / 1e9,
+        new_key_id(), hash_key(key), wanted.tenant, wanted.role, wanted.name, unix_ns / 1e9,
         requests_per_minute=wanted.requests_per_minute, tokens_per_minute=wanted.tokens_per_minute,
     )
     return key, record

@@ -106,7 +106,8 @@ class Exchange:
         found = dict(headers)
         cookie = found.get(b"cookie")
         caller = session_caller(cookie.decode("latin-1"), self.house.secret) if cookie else None
-        if caller is None or not self.house.keys.still_valid(caller.key_id):
+        caller = self.house.keys.by_id(caller.key_id) if caller is not None else None
+        if caller is None:
             raise no_key()
         origin, host = found.get(b"origin", b""), found.get(b"host", b"")
         if origin.partition(b"://")[2] != host or not host:

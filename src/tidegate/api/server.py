@@ -83,7 +83,7 @@ class _Server(uvicorn.Server):
 async def serve(app: Asgi, settings: ServerSettings, bound: socket.socket) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; running answers get `server.grace_s` to finish, a second SIGINT hastens."""
     config = uvicorn.Config(
-        app, http="httptools", loop="none", lifespan="off", log_config=None, access_log=False, server_header=False, ws="none",
+        app, http="httptools", loop="none", lifespan="off", log_config=None, access_log=False, server_header=False, ws="none", proxy_headers=False,
         timeout_keep_alive=settings.keep_alive_s, timeout_graceful_shutdown=settings.grace_s, backlog=settings.backlog,
     )
     await _Server(config).serve(sockets=[bound])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tidegate.local.engine import EngineAddress
 from tidegate.local.settings import LocalSettings
+from tidegate.retrieval.settings import EmbedderSettings
 
 #: Says in a few words what a long step is at; shown beside its spinner.
 Note = Callable[[str], None]
@@ -43,6 +44,10 @@ async def _nothing(_running: Running, _note: Note) -> None:
     return None
 
 
+def _page(url: str, _running: Running) -> str:
+    return f"{url}/"
+
+
 @dataclass(frozen=True)
 class UpPlan:
     """Everything that `up` needs from outside its room.
@@ -55,11 +60,13 @@ class UpPlan:
     - `gateway(running, fd)`: the command of the gateway. `fd` is a listening TCP socket that it inherits under this very number and must
       not close on restart's account: we keep our own copy, so that connections wait while a new gateway starts. It must end on SIGTERM
       within `settings.drain_s` + 5 s, and answer GET `health_path` with any status once it serves.
+    - `page(url, running)`: the page's address as it is shown.
     - `curl(url, key, running)`: the line to show; `key` is `$TIDEGATE_KEY` where it is not known.
     """
 
     settings: LocalSettings
     gateway: Callable[[Running, int], Command]
+    embedder: EmbedderSettings = field(default_factory=EmbedderSettings)
     host: str = "127.0.0.1"
     port: int = 8080
     port_by_hand: bool = False
@@ -67,4 +74,5 @@ class UpPlan:
     first_key: Callable[[Running, Note], Awaitable[str | None]] = _nothing
     examples: Callable[[Running, Note], Awaitable[None]] = _nothing
     curl: Callable[[str, str, Running], str] = ask_engine
+    page: Callable[[str, Running], str] = _page
     health_path: str = "/health"

@@ -94,7 +94,7 @@ class _Supervisor:
             self._listener = listen(plan.host, plan.port, by_hand=plan.port_by_hand)
             # What is not installed is said before anything starts.
             self._engine = LocalEngine(self._folder, plan.settings) if plan.settings.engine else None
-            self._embedder = LocalEmbedder(self._folder, plan.settings) if plan.settings.embedder else None
+            self._embedder = LocalEmbedder(self._folder, plan.settings, plan.embedder) if plan.settings.embedder else None
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self._start_database())
                 for part in (self._engine, self._embedder):
@@ -152,7 +152,7 @@ class _Supervisor:
         if url.rpartition(":")[2] != str(self._plan.port):
             say(f"Port {self._plan.port} is taken by another program; serving on {url.rpartition(':')[2]} instead.")
         say(f"\nTidegate is up after {took_s:.1f} s. Ctrl-C stops everything.\n")
-        rows = [("page", f"{url}/"), ("API", f"{url}/v1")]
+        rows = [("page", self._plan.page(url, running)), ("API", f"{url}/v1")]
         if running.engine:
             address = running.engine
             rows.append(("engine", f"{address.url}  {address.model}, {address.slots} slots of {address.context} tokens"))
@@ -192,7 +192,8 @@ class _Supervisor:
             if child.pid is None:
                 continue
             self._board.say(f"stopping {child.spec.name}")
-            if not await child.stop(self._hasten):
+            # The database alone is not hastened: its fast stop is quick, and the next step would cost a recovery.
+            if not await child.stop(None if self._postgres and child is self._postgres.child else self._hasten):
                 gone = False
                 self._board.say(f"{child.spec.name} (pid {child.pid}) does not stop.")
         if self._postgres is not None:

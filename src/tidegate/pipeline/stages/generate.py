@@ -11,6 +11,9 @@ from tidegate.core.ports import Engine, EngineAnswer, EngineStream, Stage
 from tidegate.pipeline.capability import Capability
 from tidegate.pipeline.parts import Engines, Parts
 
+#: The public name of the first model of the first engine.
+DEFAULT = "default"
+
 
 class GenerateStage:
     """The engine's call in, text out; books tokens and usage on every end, also when the client leaves."""
@@ -25,9 +28,9 @@ class GenerateStage:
     async def __call__(self, ask: Ask) -> None:
         call = ask.call
         assert call is not None, "a stage before `generate` makes the call"
-        engine, own_name = self._engines.find(call.model)
+        engine, own_name = self._engines.find(None if call.model == DEFAULT else call.model)
         flight = ask.flight
-        flight.model, flight.engine = call.model, engine.name
+        flight.model, flight.engine = own_name if call.model == DEFAULT else call.model, engine.name
         if own_name != call.model:
             call = EngineCall(call.kind, own_name, call.body)  # the caller's own bytes carry another name
         if ask.emit is None and self._first_token_s is None:

@@ -1,0 +1,480 @@
+"""Builds the rooms and hands each what it needs: the only place that knows everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.resources
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from tidegate import __version__
+from tidegate.admission.limits import Limits
+from tidegate.api.auth import KeyRing
+from tidegate.api.capabilities import CapabilityRoute
+from tidegate.api.control import ControlDeps, NewKey, create_control, make_key
+from tidegate.api.exchange import House
+from tidegate.api.openai import EmbeddingRoute, GenerationRoute, models_route
+from tidegate.api.page.deps import CapabilityView, PageDeps
+from tidegate.api.page.routes import Page
+from tidegate.api.page.tokens import TokenFolder
+from tidegate.api.server import Door, Route, listening_socket
+from tidegate.api.server import serve as serve_door
+from tidegate.core import plugins
+from tidegate.core.ask import Caller
+from tidegate.core.errors import LocalPartError, SettingsError
+from tidegate.core.keys import hash_key
+from tidegate.core.ports import Embedder, FlightSink, KeyStore
+from tidegate.engines.fleet import Fleet
+from tidegate.local.child import Child
+from tidegate.local.embedder import LocalEmbedder
+from tidegate.local.folder import DataFolder
+from tidegate.local.listener import url_of
+from tidegate.local.plan import Command, Note, Running, UpPlan, ask_engine
+from tidegate.local.up import up as run_up
+from tidegate.pipeline.capability import Capability, load_all
+from tidegate.pipeline.parts import Parts
+from tidegate.pipeline.stages.generate import GenerateStage
+from tidegate.retrieval.embedder_client import EmbedderClient
+from tidegate.retrieval.ingest import IngestReport, Progress
+from tidegate.retrieval.ingest import ingest as ingest_paths
+from tidegate.retrieval.search import Search
+from tidegate.settings import Settings
+from tidegate.stores.drain import Drain
+from tidegate.stores.migrate import migrate
+from tidegate.stores.seal import Seal
+from tidegate.stores.spool import Spool
+from tidegate.stores.systems.postgres import Postgres
+from tidegate.telemetry.exposition import CONTENT_TYPE, Exposition
+from tidegate.telemetry.health import health as judge_health
+from tidegate.telemetry.health import process_figures
+from tidegate.telemetry.log import FlightLog, configure
+from tidegate.telemetry.metrics import Metrics
+from tidegate.telemetry.recent import RecentFlights
+
+log = logging.getLogger(__name__)
+
+_LAST_DRAIN_S = 5.0
+_FIGURES_KEPT_NS = 500_000_000
+_PARTS = "run/parts.json"
+EXAMPLES = "harbour-mutual"
+QUESTION = "How long do I have to report a car accident?"
+
+
+class Gateway:
+    """The rooms of one gateway process, wired. `start`, serve `door`, `stop`."""
+
+    def __init__(self, settings: Settings, embedder: Embedder | None = None) -> None:
+        """Raises SettingsError for whatever a request should not be the first to find out."""
+        if not settings.store.dsn:
+            raise SettingsError(
+                "There is no database: store.dsn is empty.", hint="Set store.dsn (postgres://...), or use `tidegate up`, which brings its own."
+            )
+        self.settings = settings
+        data = settings.local.folder
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.store = Postgres(settings.store)
+        self.fleet = Fleet(settings.engines)
+        self.capabilities = load_all(settings.capabilities.folders)
+        self.embedder = embedder
+        self.seal = Seal(data / "secret")
+        self.spool = Spool(Path(settings.spool.folder) if settings.spool.folder else data / "spool", settings.spool)
+        self.drain = Drain(self.spool, self.store)
+        self.recent = RecentFlights(settings.log.recent_flights)
+        self.metrics = Metrics(capabilities=self.capabilities, models=self.fleet.models())
+        self.flight_log = FlightLog(settings.log.flights)
+        self.keys = KeyRing(
+            self.store, settings.tenants, refresh_s=settings.server.keys_refresh_s, snapshot=data / "keys.msgpack"
+        )
+        sinks: list[FlightSink] = [self.spool, self.metrics, self.recent, self.flight_log]
+        self.house = House(
+            self.keys, sinks, self.seal.derive("page sessions"), self.seal.seal, settings.server.max_body_bytes, settings.server.deadline_s
+        )
+        self._figures: dict[str, Any] = {}
+        self._figures_ns = 0
+        self._figures_lock = asyncio.Lock()
+        self.exposition = Exposition(self.metrics, self._readers())
+        self.door = self._build_door()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begin with the keys of the last run, then keep keys fresh and bring flights to the database."""
+        self.keys.load_snapshot()
+        await self.keys.refresh()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self.keys.keep_fresh()),  # noqa: TID251 - both are ended by stop()
+            loop.create_task(self.drain.run()),  # noqa: TID251
+        ]
+
+    async def stop(self) -> None:
+        """Bring what is spooled to the database, within a bound; what is left is drained by the next start."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.drain.drain_now(_LAST_DRAIN_S)
+        await self.fleet.close()
+        await self.store.close()
+
+    # -- wiring
+
+    def _build_door(self) -> Door:
+        settings = self.settings
+        limits = Limits(settings.limits.requests_per_minute, settings.limits.tokens_per_minute)
+        search = Search(self.embedder, self.store, settings.retrieval) if self.embedder is not None else None
+        parts = Parts(self.fleet, search)
+        generate = GenerateStage(self.fleet)
+        hot: dict[str, Route] = {
+            "/v1/chat/completions": GenerationRoute("chat", limits, generate, self.fleet),
+            "/v1/completions": GenerationRoute("completion", limits, generate, self.fleet),
+            "/v1/embeddings": EmbeddingRoute(limits, self.embedder),
+            "/v1/models": models_route(self.fleet),
+        }
+        capabilities: dict[str, Route] = {
+            path: CapabilityRoute(capability, _stages(capability, parts), limits) for path, capability in self.capabilities.items()
+        }
+        control = create_control(ControlDeps(
+            self.keys, self.store, self.recent, self.store, self.health, self._metrics, self.capabilities, self.seal.open, self.house.secret,
+        ))
+        self.page = Page(PageDeps(
+            callers=self.keys, live=self.recent, flights=self.store, health=self.health, capabilities=self._capability_views,
+            secret=self.house.secret, one_time_tokens=TokenFolder(settings.local.folder / "run" / "links"), current=self._current,
+            version=__version__,
+        ))
+        control.include_router(self.page.router)
+        return Door(self.house, hot, capabilities, control)
+
+    def _capability_views(self) -> list[CapabilityView]:
+        return [
+            CapabilityView(item.path, item.manifest.description, item.input_schema, item.streams) for item in self.capabilities.values()
+        ]
+
+    def _current(self, caller: Caller) -> Caller | None:
+        return self.keys.by_id(caller.key_id)
+
+    # -- figures
+
+    async def health(self) -> dict[str, Any]:
+        """The /health document; the rooms are asked at most twice a second, however often it is read."""
+        figures = await self._ask_rooms()
+        return judge_health(figures, self.recent.recent(None, self.settings.log.recent_flights), time.time_ns(), self.settings.log.recent_flights)
+
+    async def _ask_rooms(self) -> dict[str, Any]:
+        async with self._figures_lock:
+            now_ns = time.perf_counter_ns()
+            if self._figures and now_ns - self._figures_ns < _FIGURES_KEPT_NS:
+                return {**self._figures, "requests_in_flight": len(self.house.running)}
+            engines = self.fleet.engines
+            database, embedder, *told = await asyncio.gather(
+                self.store.figures(), self._embedder_figures(), *(engine.figures() for engine in engines)
+            )
+            self._figures = {
+                "version": __version__, "process": process_figures(), "database": database, "embedder": embedder,
+                "engines": {engine.name: figures for engine, figures in zip(engines, told, strict=True)},
+                "spool": self.spool.figures(), "capabilities": {"loaded": sorted(self.capabilities), "broken": {}},
+            }
+            self._figures_ns = time.perf_counter_ns()
+        return {**self._figures, "requests_in_flight": len(self.house.running)}
+
+    async def _embedder_figures(self) -> dict[str, Any] | None:
+        if not isinstance(self.embedder, EmbedderClient):
+            return None
+        return await self.embedder.figures()
+
+    async def _metrics(self) -> tuple[bytes, str]:
+        await self._ask_rooms()
+        return self.exposition.render(), CONTENT_TYPE
+
+    def _readers(self) -> dict[str, Callable[[], Any]]:
+        def spool(name: str) -> Callable[[], float]:
+            return lambda: float(self.spool.figures().get(name, 0))
+
+        def up(part: str) -> Callable[[], float]:
+            return lambda: float(bool((self._figures.get(part) or {}).get("up")))
+
+        return {
+            "tidegate_requests_in_flight": lambda: float(len(self.house.running)),
+            "tidegate_spool_bytes": spool("bytes"),
+            "tidegate_spool_bound_bytes": spool("bound_bytes"),
+            "tidegate_spool_dropped_total": spool("dropped"),
+            "tidegate_database_up": up("database"),
+            "tidegate_embedder_up": up("embedder"),
+            "tidegate_engine_up": lambda: {name: float(bool(told.get("up"))) for name, told in self._figures.get("engines", {}).items()},
+            "tidegate_keys": self.keys.counts,
+            "tidegate_log_dropped_total": lambda: float(self.flight_log.dropped),
+        }
+
+
+def _stages(capability: Capability, parts: Parts) -> list[Any]:
+    return [plugins.load("tidegate.pipeline.stages", name).build(capability, parts) for name in capability.manifest.stages]
+
+
+# -- the doors that cli.py knocks at
+
+
+def serve(settings: Settings, fd: int | None = None) -> int:
+    """`tidegate serve`: the gateway alone, until SIGINT or SIGTERM. `fd`: a listening socket that a supervisor hands over."""
+    configure(settings.log)
+    uvloop.run(_serve(settings, fd))
+    return 0
+
+
+async def _serve(settings: Settings, fd: int | None) -> None:
+    server = settings.server
+    try:
+        bound = socket.socket(fileno=fd) if fd is not None else listening_socket(server.host, server.port, server.backlog)
+    except OSError as error:
+        raise SettingsError(
+            f"The gateway cannot listen on {server.host}:{server.port}: {error.strerror}.", hint="Set server.port to a free port, or 0 for any."
+        ) from None
+    async with _embedder(settings) as embedder:
+        gateway = Gateway(settings, embedder)
+        await gateway.start()
+        url = url_of(bound)
+        _note_running(settings.local.folder, url)
+        log.info("serving on %s", url)
+        try:
+            await serve_door(gateway.door, server, bound)
+        finally:
+            await gateway.stop()
+
+
+@contextlib.asynccontextmanager
+async def _embedder(settings: Settings) -> AsyncIterator[Embedder | None]:
+    """The embedder that the settings ask for: a supervisor's child, one of our own, one in this process, or none."""
+    wanted = settings.embedder
+    if wanted.mode == "in_process":
+        from tidegate.retrieval.embedder import LocalEmbedder as InProcess  # loads the model runtime, which the gateway else never does
+
+        inside = InProcess(
+            settings.local.folder / "cache", threads=wanted.threads, max_length=wanted.max_length, batch_tokens=wanted.batch_tokens
+        )
+        try:
+            yield inside
+        finally:
+            await inside.close()
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        path = wanted.socket
+        if path is None and settings.local.embedder:
+            path = await stack.enter_async_context(_own_embedder(settings))
+        if path is None:
+            yield None
+            return
+        client = EmbedderClient(path)
+        stack.push_async_callback(client.close)
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def _closing(client: EmbedderClient) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await client.close()
+
+
+@contextlib.asynccontextmanager
+async def _own_embedder(settings: Settings) -> AsyncIterator[Path]:
+    folder = DataFolder(settings.local.folder)
+    folder.open(settings.local.min_free_disk_mb)
+    child: Child | None = None
+    keeping: asyncio.Task[None] | None = None
+    try:
+        embedder = LocalEmbedder(folder, settings.local)
+        child = embedder.child
+        await child.start()
+        keeping = asyncio.get_running_loop().create_task(child.keep(log.warning))  # noqa: TID251 - ended below
+        yield embedder.socket
+    finally:
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+        if child is not None:
+            await child.stop()
+        folder.close()
+
+
+def _note_running(data: Path, url: str) -> None:
+    """Where this gateway is, for `tidegate flight` on the same machine."""
+    run = data / "run"
+    run.mkdir(mode=0o700, exist_ok=True)
+    (run / "gateway.json").write_bytes(msgspec.json.encode({"url": url, "pid": os.getpid()}))
+
+
+def migrate_store(settings: Settings) -> list[str]:
+    """`tidegate migrate`: bring the database's schema up to date; returns what was applied."""
+    return migrate(settings.store.dsn)
+
+
+async def ingest(
+    settings: Settings, paths: Sequence[Path], *, collection: str, tags: Mapping[str, str], prune: bool, progress: Callable[[Progress], None]
+) -> IngestReport:
+    """`tidegate ingest`: into the database of the settings, or of the `tidegate up` that runs on this machine."""
+    reached = reach(settings)
+    async with _embedder(reached) as embedder, _store(reached) as store:
+        if embedder is None:
+            raise SettingsError("There is no embedder.", hint='Set embedder.socket, or embedder.mode = "in_process".')
+        return await ingest_paths(paths, collection=collection, tags=tags, embedder=embedder, store=store, progress=progress, prune=prune)
+
+
+class LocalParts(msgspec.Struct):
+    """What `tidegate up` leaves in its data folder for the other commands on this machine."""
+
+    dsn: str = ""
+    embedder: str = ""
+
+
+def reach(settings: Settings) -> Settings:
+    """The settings with the database and embedder of the `tidegate up` of this data folder, where none are set."""
+    if settings.store.dsn:
+        return settings
+    file = settings.local.folder / _PARTS
+    try:
+        parts = msgspec.json.decode(file.read_bytes(), type=LocalParts)
+    except (OSError, msgspec.MsgspecError):
+        raise SettingsError(
+            f"There is no database: store.dsn is empty, and no `tidegate up` has run with the data folder {settings.local.folder}.",
+            hint="Set store.dsn, or local.data to the folder of the `tidegate up` that is meant.",
+        ) from None
+    return _with_parts(settings, parts)
+
+
+def _with_parts(settings: Settings, parts: LocalParts) -> Settings:
+    embedder = settings.embedder
+    if parts.embedder and embedder.socket is None:
+        embedder = embedder.model_copy(update={"socket": Path(parts.embedder)})
+    store = settings.store.model_copy(update={"dsn": parts.dsn or settings.store.dsn})
+    return settings.model_copy(update={"store": store, "embedder": embedder})
+
+
+@contextlib.asynccontextmanager
+async def _store(settings: Settings) -> AsyncIterator[Postgres]:
+    store = Postgres(settings.store)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def key_store(settings: Settings) -> AsyncIterator[KeyStore]:
+    """The keys, for `tidegate keys`."""
+    async with _store(reach(settings)) as store:
+        yield store
+
+
+# -- up
+
+
+def up(settings: Settings, port_by_hand: bool) -> int:
+    """`tidegate up`: every part on this machine, until Ctrl-C."""
+    examples = Path(str(importlib.resources.files("tidegate"))) / "examples"
+    if not examples.is_dir():  # a checkout: the wheel carries them inside the package
+        examples = Path(__file__).parents[2] / "examples"
+    home = _Home(settings, examples)
+    plan = UpPlan(
+        settings=settings.local, gateway=home.gateway, host=settings.server.host, port=settings.server.port, port_by_hand=port_by_hand,
+        migrate=home.migrate, first_key=home.first_key, examples=home.load_examples, curl=home.curl, page=home.page,
+    )
+    return asyncio.run(run_up(plan))
+
+
+class _Home:
+    """What `tidegate up` asks of the rooms: settings for the gateway, the first key, the examples."""
+
+    def __init__(self, settings: Settings, examples: Path) -> None:
+        self._settings = settings
+        self._examples = examples
+        self._caller: Caller | None = None
+
+    def gateway(self, running: Running, fd: int) -> Command:
+        """The gateway is `tidegate serve` with the same settings and the parts' addresses; secrets travel in its environment."""
+        settings = self._settings
+        argv = [sys.executable, "-P", "-m", "tidegate.cli", "serve", "--fd", str(fd)]
+        if settings.file is not None:
+            argv += ["--config", str(settings.file.absolute())]
+        env = {"TIDEGATE_LOCAL__DATA": str(running.data), "TIDEGATE_SERVER__GRACE_S": str(int(settings.local.drain_s))}
+        if running.dsn:
+            env["TIDEGATE_STORE__DSN"] = running.dsn
+        if running.embedder:
+            env["TIDEGATE_EMBEDDER__SOCKET"] = str(running.embedder)
+        if running.engine:
+            env |= {
+                "TIDEGATE_ENGINES__LOCAL__ADAPTER": "llama_cpp", "TIDEGATE_ENGINES__LOCAL__URL": running.engine.url,
+                "TIDEGATE_ENGINES__LOCAL__API_KEY": running.engine.key, "TIDEGATE_ENGINES__LOCAL__MODELS": json.dumps([running.engine.model]),
+            }
+        if not settings.capabilities.folders:
+            env["TIDEGATE_CAPABILITIES__FOLDERS"] = json.dumps([str(self._examples / "capabilities")])
+        return Command(argv, env)
+
+    async def migrate(self, running: Running, note: Note) -> None:
+        if dsn := self._dsn(running):
+            await asyncio.to_thread(migrate, dsn)
+
+    async def first_key(self, running: Running, note: Note) -> str | None:
+        """The key of the last start where it still works, else a new one, kept in a file that only this user reads."""
+        file = running.data / "first-key"
+        parts = LocalParts(running.dsn or "", str(running.embedder or ""))
+        write_private(running.data / _PARTS, msgspec.json.encode(parts))
+        async with _store(self._with_store(running)) as store:
+            known = {key.sha256: key for key in await store.list_keys() if key.revoked_unix_s is None}
+            saved = file.read_text().strip() if file.exists() else ""
+            record = known.get(hash_key(saved)) if saved else None
+            if record is None:
+                saved, record = make_key(NewKey(tenant="default", role="data", name="first key", requests_per_minute=0, tokens_per_minute=0))
+                await store.add_key(record)
+                write_private(file, saved.encode() + b"\n")
+        self._caller = Caller(record.id, record.tenant, record.role)
+        return saved
+
+    async def load_examples(self, running: Running, note: Note) -> None:
+        """The example documents, where the example capabilities are what is served."""
+        if running.embedder is None or self._settings.capabilities.folders or not (dsn := self._dsn(running)):
+            return
+        client = EmbedderClient(running.embedder)
+        async with _store(self._with_store(running)) as store, _closing(client):
+            report = await ingest_paths(
+                [self._examples / "documents"], collection=EXAMPLES, embedder=client, store=store,
+                progress=lambda said: note(f"{said.done} of {said.total} documents"), base=self._examples,
+            )
+        for path, why in report.failed:
+            raise LocalPartError(f"The example document {path} could not be read: {why}", hint="Is the installation whole?")
+
+    def curl(self, url: str, key: str, running: Running) -> str:
+        """A question to the example capability, or to the engine where the examples are not served."""
+        if self._settings.capabilities.folders or running.embedder is None:
+            return ask_engine(url, key, running)
+        return (
+            f"curl -N {url}/api/v1/support/answer -H 'Authorization: Bearer {key}' -H 'Accept: text/event-stream' "
+            f"-d '{{\"question\": \"{QUESTION}\"}}'"
+        )
+
+    def page(self, url: str, running: Running) -> str:
+        """The page's address with a link that signs in once, so that the first look needs no copying of keys."""
+        if self._caller is None:
+            return f"{url}/"
+        token = TokenFolder(running.data / "run" / "links").issue(self._caller)
+        return f"{url}/login?token={token}"
+
+    def _dsn(self, running: Running) -> str:
+        return running.dsn or self._settings.store.dsn
+
+    def _with_store(self, running: Running) -> Settings:
+        return _with_parts(self._settings, LocalParts(self._dsn(running)))
+
+
+def write_private(file: Path, content: bytes) -> None:
+    """A file that only its owner reads."""
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        out.write(content)
