@@ -21,8 +21,9 @@ check: ## the quick half of `make test`: lint, types, import rules
 	@scripts/setup.sh test
 	@scripts/test.sh --no-pytest
 
-docs: ## write the generated parts of ARCHITECTURE.md anew
+docs: ## write the pages that come from the code anew: references and the lists of ARCHITECTURE.md
 	@scripts/setup.sh
+	@.venv/bin/python scripts/reference.py
 	@.venv/bin/python scripts/architecture.py
 
 wheel: ## build dist/tidegate-*.whl and the source archive

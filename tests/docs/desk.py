@@ -53,6 +53,7 @@ class Desk:
         if block.steer == "file":
             path = self.folder / block.words
             assert path.parent.resolve().is_relative_to(self.folder.resolve()), f"{block.where} writes outside the desk: {block.words}"
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)  # never through a link into the checkout
             path.write_text(text, encoding="utf-8")
         elif block.steer == "until":
