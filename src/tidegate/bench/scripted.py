@@ -1,0 +1,298 @@
+"""The scripted engine: a server with OpenAI's API that does as the prompt orders, misbehaviour at byte level included.
+
+    python -m tidegate.bench.scripted --host 127.0.0.1 --port 0
+
+prints `listening 127.0.0.1:PORT` and runs until SIGTERM. `bench/directives.py` says what may be ordered. `GET /stats` counts; the same
+order gives the same bytes, always.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import signal
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, cast
+
+import httptools
+
+from tidegate.bench.directives import parse
+from tidegate.bench.script import MODEL, Act, Kind, Step, answer, json_response, prompt_of, read
+from tidegate.core.errors import TidegateError
+
+_ROUTES: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+
+
+class Scripted:
+    """The server, its counters, and what it was asked last. `refuse`: that many next connections are closed as soon as they come."""
+
+    def __init__(self, api_key: str | None = None) -> None:
+        self.api_key = api_key
+        self.refuse = 0
+        self.requests = 0
+        self.active = 0
+        self.aborted = 0
+        self.accepted = 0
+        #: Bytes written to connections, those of streams that were aborted too.
+        self.written = 0
+        self.bodies: deque[dict[str, Any]] = deque(maxlen=16)
+        self.digests: deque[str] = deque(maxlen=16)
+        self.connections: set[_Connection] = set()
+        self.host = ""
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def stats(self) -> dict[str, Any]:
+        """What `GET /stats` says: counts, and digests of the last prompts (never their text)."""
+        return {
+            "requests": self.requests,
+            "active": self.active,
+            "aborted": self.aborted,
+            "connections": len(self.connections),
+            "accepted": self.accepted,
+            "written": self.written,
+            "prompts": list(self.digests),
+        }
+
+    async def listen(self, host: str, port: int, **options: Any) -> None:
+        """Begin to listen; `options` go to `loop.create_server`."""
+        self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), host, port, **options)
+        self.host, self.port = self._server.sockets[0].getsockname()[:2]
+
+    async def close(self) -> None:
+        """Stop listening and close every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.transport.abort()
+        for _ in range(100):  # the loop closes sockets in its next turns
+            if not self.connections:
+                break
+            await asyncio.sleep(0)
+        if self._server is not None:
+            await self._server.wait_closed()
+
+
+class _Connection(asyncio.Protocol):
+    """One client. Requests on it are answered one after the other."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: Scripted) -> None:
+        self.server = server
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._body: list[bytes] = []
+        self._key = b""
+        self._waiting: deque[tuple[bytes, str, bytes, bytes]] = deque()
+        self._steps: Iterator[Step] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._paused = False
+        self._stale = False
+        self._loop = asyncio.get_running_loop()
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.server.accepted += 1
+        self.server.connections.add(self)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.server.refuse > 0:
+            self.server.refuse -= 1
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._stale:
+            self.transport.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._write(json_response(400, {"error": {"message": f"not HTTP: {error}"}}))
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._steps is not None:
+            self._steps = None
+            self.server.active -= 1
+            self.server.aborted += 1
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._steps is not None and self._timer is None:
+            self._play()
+
+    # -- httptools' side
+
+    def on_message_begin(self) -> None:
+        self._url = self._key = b""
+        self._body = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"authorization":
+            self._key = value
+
+    def on_body(self, data: bytes) -> None:
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        self._waiting.append((self._parser.get_method(), self._url.decode("latin-1"), b"".join(self._body), self._key))
+        self._next()
+
+    # --
+
+    def _next(self) -> None:
+        while self._waiting and self._steps is None and not self.transport.is_closing():
+            self._respond(*self._waiting.popleft())
+
+    def _respond(self, method: bytes, url: str, body: bytes, key: bytes) -> None:
+        server = self.server
+        kind = _ROUTES.get(url)
+        if method == b"POST" and kind is not None:
+            server.requests += 1
+            if server.api_key and key != b"Bearer " + server.api_key.encode():
+                self._write(json_response(401, {"error": {"message": "no such key", "code": "invalid_api_key"}}))
+                return
+            try:
+                steps = self._generate(kind, body)
+            except TidegateError as error:
+                self._write(json_response(400, {"error": {"message": f"{error.message} {error.hint or ''}", "type": error.type}}))
+                return
+            self._steps = steps
+            self._due = self._loop.time()
+            server.active += 1
+            self._play()
+        elif url == "/v1/models":
+            model = {"id": MODEL, "object": "model", "created": 1, "owned_by": "scripted", "max_model_len": 8192}
+            self._write(json_response(200, {"object": "list", "data": [model]}))
+        elif url == "/health":
+            self._write(json_response(200, {"status": "ok"}))
+        elif url == "/stats":
+            self._write(json_response(200, server.stats()))
+        else:
+            self._write(json_response(404, {"error": {"message": f"no route {url}", "type": "not_found"}}))
+
+    def _generate(self, kind: Kind, body: bytes) -> Iterator[Step]:
+        try:
+            fields = json.loads(body)
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise TidegateError("The body is not a JSON object.")
+        self.server.bodies.append(fields)
+        prompt = prompt_of(fields)
+        self.server.digests.append(hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:16])
+        return answer(read(kind, fields, parse(prompt), prompt))
+
+    def _play(self) -> None:
+        """Take steps until one has to be waited for. Bytes in a row are one write."""
+        self._timer = None
+        steps = self._steps
+        gathered: list[bytes] = []
+        size = 0
+        while steps is not None and not self._paused:
+            step = next(steps, None)
+            if isinstance(step, bytes):
+                gathered.append(step)
+                size += len(step)
+                if size >= 65_536:
+                    self._write(b"".join(gathered))
+                    gathered, size = [], 0
+                continue
+            if gathered:
+                self._write(b"".join(gathered))
+                gathered, size = [], 0
+            if step is None:
+                self._done()
+                self._next()
+                return
+            if isinstance(step, float):
+                # absolute: a late wake-up does not push the next one back
+                self._due += step / 1000
+                self._timer = self._loop.call_later(max(0.0, self._due - self._loop.time()), self._play)
+                return
+            if self._act(step):
+                return
+        if gathered:
+            self._write(b"".join(gathered))
+
+    def _act(self, act: Act) -> bool:
+        """Do it; True where no step comes after it."""
+        if act is Act.HANG:
+            return True
+        if act is Act.STALE:
+            self._stale = True
+            return False
+        self._done()
+        if act is Act.BREAK:
+            self._write(b"zz\r\nno chunk\r\n")
+        if act is Act.RESET:
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+        else:
+            self.transport.close()
+        return True
+
+    def _done(self) -> None:
+        self._steps = None
+        self.server.active -= 1
+
+    def _write(self, data: bytes) -> None:
+        self.server.written += len(data)
+        self.transport.write(data)
+
+
+async def start(host: str = "127.0.0.1", port: int = 0, *, api_key: str | None = None, **options: Any) -> Scripted:
+    """A running server in this event loop; close it with `await server.close()`. `options` go to `loop.create_server` (e.g. `ssl`)."""
+    server = Scripted(api_key)
+    await server.listen(host, port, **options)
+    return server
+
+
+async def _serve(host: str, port: int, api_key: str | None) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    server = await start(host, port, api_key=api_key)
+    print(f"listening {server.host}:{server.port}", flush=True)
+    await stop.wait()
+    await server.close()
+
+
+def main() -> None:
+    """The command."""
+    import uvloop
+
+    parser = argparse.ArgumentParser(prog="python -m tidegate.bench.scripted", description="An engine that does as the prompt orders.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0: a free one, printed")
+    parser.add_argument("--api-key", default=None, help="refuse requests that do not bring it")
+    args = parser.parse_args()
+    uvloop.run(_serve(args.host, args.port, args.api_key))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""Any server with OpenAI's API: OpenAI itself, vLLM, SGLang, TGI, and the many others."""
+
+from __future__ import annotations
+
+from tidegate.engines.openai_http import OpenAIHttp
+from tidegate.engines.settings import EngineSettings
+
+
+class OpenAI(OpenAIHttp):
+    """OpenAI's API and nothing beside it."""
+
+
+def build(name: str, settings: EngineSettings) -> OpenAI:
+    """The engine of one `[engines.NAME]` section."""
+    return OpenAI(name, settings)

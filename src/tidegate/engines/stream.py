@@ -1,0 +1,138 @@
+"""A running generation: pieces of a reply's body in, batches of chunks out, and a judged end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tidegate.core.chunk import Chunk, Usage
+from tidegate.core.errors import EngineCut, TidegateError
+from tidegate.core.flight import Flight
+from tidegate.engines.dialect import Dialect
+from tidegate.engines.sse import SseParser
+from tidegate.engines.wire import Patience, Reply
+
+
+class Stream:
+    """An `EngineStream` over one HTTP reply in OpenAI's dialect.
+
+    A batch holds what one wake-up found: the chunks of all reads since the last. Keep-alive comments are no sign of life: the time-outs
+    count events. Where the engine never said its usage, the last batch ends in a `usage` chunk that carries an estimate (`exact=False`,
+    `raw=None`). Cancelling the task that iterates aborts the connection.
+    """
+
+    __slots__ = ("_dialect", "_ended", "_events", "_failure", "_flight", "_idle_ns", "_prompt_bytes", "_reply", "_sse", "_until_ns")
+
+    def __init__(
+        self, reply: Reply, dialect: Dialect, flight: Flight, patience: Patience, *, prompt_bytes: int, max_event_bytes: int
+    ) -> None:
+        self._reply = reply
+        self._dialect = dialect
+        self._flight = flight
+        self._sse = SseParser(max_event_bytes)
+        self._idle_ns = int(patience.inter_token_s * 1e9)
+        self._until_ns = reply.sent_ns + int(patience.first_token_s * 1e9)
+        self._events = 0
+        self._prompt_bytes = prompt_bytes
+        self._failure: TidegateError | None = None
+        self._ended = False
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far: as the engine said, else an estimate. Good at any time, also after an abort or an error."""
+        return self._dialect.best_usage(self._prompt_bytes)
+
+    def abort(self) -> None:
+        """Close the engine's connection at once. No-op after the end."""
+        self._reply.abort()
+        self._ended = True
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> list[Chunk]:
+        reply = self._reply
+        while not self._ended:
+            if self._failure is not None:
+                self._ended = True
+                reply.abort()
+                raise self._failure
+            if reply.pieces:
+                chunks = self._read()
+                if chunks:
+                    return chunks
+            elif reply.error is not None:
+                self._ended = True
+                raise reply.error
+            elif reply.done:
+                chunks = self._end_of_body()
+                if chunks:
+                    return chunks
+            else:
+                await self._wait()
+        raise StopAsyncIteration
+
+    async def _wait(self) -> None:
+        if self._events:
+            until_ns = self._until_ns or time.perf_counter_ns() + self._idle_ns
+            waits_for = "the next token (inter_token_s)"
+        else:
+            until_ns = self._until_ns
+            waits_for = "the first token (first_token_s)"
+        # a wake-up without an event (a comment, half an event) does not start the time anew
+        self._until_ns = until_ns
+        try:
+            await self._reply.wait(until_ns, waits_for)
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+
+    def _read(self) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        dialect = self._dialect
+        try:
+            for at_ns, data in self._reply.take():
+                for event in self._sse.feed(data):
+                    if event.event == b"error":
+                        raise dialect.error_event(event.data)
+                    chunk = dialect.chunk(event.data, at_ns)
+                    if chunk is None:
+                        self._finish(at_ns, chunks)
+                        return chunks
+                    chunks.append(chunk)
+        except TidegateError as error:
+            self._failure = error  # what came before it is delivered first
+        if chunks:
+            self._events += 1
+            self._until_ns = 0
+        return chunks
+
+    def _finish(self, at_ns: int, chunks: list[Chunk]) -> None:
+        """The engine said that it is done: judge it, and complete what it left out."""
+        dialect = self._dialect
+        if not dialect.said and dialect.finish is None:
+            self._failure = dialect.empty()
+            return
+        self._ended = True
+        self._reply.drain()
+        if dialect.finish is None:
+            self._flight.decide("engine_finish_missing", taken_as="stop")
+            chunks.append(Chunk(at_ns, "notice", finish="stop"))
+        if dialect.odd_finish is not None:
+            self._flight.decide("engine_finish_unknown", finish_reason=dialect.odd_finish[:64], taken_as=dialect.finish)
+        if dialect.usage is None:
+            self._flight.decide("usage_estimated")
+            chunks.append(Chunk(at_ns, "usage", usage=self.usage))
+
+    def _end_of_body(self) -> list[Chunk]:
+        """The body ended well, as HTTP goes, but `[DONE]` was not said."""
+        dialect = self._dialect
+        if dialect.finish is None:
+            self._ended = True
+            raise EngineCut(
+                f"{dialect.label} ended the stream in the middle of its answer (no finish_reason, no [DONE]).", hint="Its log may say why."
+            )
+        self._flight.decide("engine_done_missing", finish=dialect.finish)
+        chunks: list[Chunk] = []
+        self._finish(time.perf_counter_ns(), chunks)
+        return chunks
