@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
-
-import pytest
 
 from tidegate.core.chunk import Usage
-from tidegate.core.flight import FlightRecord, new_flight_id
-from tidegate.core.ports import FlightStore, KeptText
+from tidegate.core.flight import FlightRecord
+from tidegate.core.ports import FlightStore
 
-
-def a_flight(number: int = 0, **fields: Any) -> FlightRecord:
-    began_unix_ns = 1_700_000_000_000_000_000 + number * 1_000_000
-    known: dict[str, Any] = {
-        "id": new_flight_id(began_unix_ns), "began_unix_ns": began_unix_ns, "whole_ns": 7, "laps": [("read", 3), ("close", 4)],
-        "route": "/v1/chat/completions", "end": "stop", "http_status": 200,
-    }  # fmt: skip
-    return FlightRecord(**known | fields)
-
-
-def a_text(flight_id: str, left_s: float = 60) -> KeptText:
-    return KeptText(flight_id, "harbour", round(time.time_ns() / 1e9 + left_s, 3), b"\0sealed\xff")
-
+from .flights import a_flight, a_text
 
 FULL = a_flight(
     tenant="harbour", key_id="key_1", capability="support/answer", model="m", engine="e", stream=True,
@@ -112,7 +97,7 @@ async def test_kept_text_comes_back_until_its_time_is_over(store: FlightStore) -
     assert await store.get_kept(late.id) is None
 
 
-async def test_expired_text_is_forgotten(store: FlightStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expired_text_is_forgotten(store: FlightStore) -> None:
     """`forget_expired` deletes what is past its time, says how many, and leaves the flight."""
     flight, other = a_flight(1), a_flight(2)
     await store.write_flights([flight, other], [a_text(flight.id, left_s=0.05), a_text(other.id)])

@@ -31,9 +31,8 @@ def clean_value(value: Any) -> Any:
 
 
 def clean_struct(struct: T) -> T:
-    """`clean_value` for all fields of a struct."""
-    kind = type(struct)
-    return msgspec.convert(clean_value(msgspec.to_builtins(struct)), kind)
+    """`clean_value` for all fields of a struct; facts of a type that has no JSON become their text."""
+    return msgspec.convert(clean_value(msgspec.to_builtins(struct, enc_hook=str)), type(struct))
 
 
 def json_text(struct: msgspec.Struct) -> bytes:

@@ -1,0 +1,89 @@
+"""How a flight lies in a spool file, so that what is torn is recognised and what is whole is found.
+
+    magic 4 | length 4 | crc32 4 | payload: msgpack [FlightRecord, KeptText or nil]
+
+Numbers are little-endian and unsigned; the checksum covers the payload. After a torn or spoilt frame reading goes on at the next magic
+whose frame is whole, so a hole (a power cut may leave zeros) costs the frames in the hole and no others.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import msgspec
+
+from tidegate.core.flight import FlightRecord
+from tidegate.core.ports import KeptText
+from tidegate.stores.clean import clean_struct
+
+MAGIC = b"tgf\x01"
+_HEAD = struct.Struct("<4sII")
+#: No flight is larger: a length above it is a spoilt head, not a promise to wait for.
+MAX_PAYLOAD = 256 * 1024 * 1024
+
+
+class Entry(msgspec.Struct, array_like=True, frozen=True):
+    """What one frame carries."""
+
+    record: FlightRecord
+    kept: KeptText | None = None
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """A whole frame found in a file: `payload` lies before `end`, an offset in the bytes that were searched."""
+
+    payload: bytes
+    end: int
+
+
+# A fact of a type that msgpack does not know (a NumPy number, a path) is better kept as its text than lost with its flight.
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def pack(entry: Entry) -> bytes:
+    """The entry as one frame. Raises OverflowError for whole numbers of more than 64 bits."""
+    try:
+        payload = _encoder.encode(entry)
+    except UnicodeEncodeError:  # half a surrogate pair, e.g. in a model's name
+        payload = _encoder.encode(clean_struct(entry))
+    return frame(payload)
+
+
+def frame(payload: bytes) -> bytes:
+    """Any payload as one frame."""
+    return _HEAD.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload
+
+
+def unpack(payload: bytes) -> Entry:
+    """The entry of a whole frame. Raises msgspec.DecodeError (ValidationError too) where another version wrote something we do not know."""
+    return _decoder.decode(payload)
+
+
+def next_frame(data: bytes | memoryview, start: int) -> Frame | None:
+    """The first whole frame at or after `start`; None where there is none."""
+    view = memoryview(data)
+    while True:
+        frame = _frame_at(view, start)
+        if frame is not None:
+            return frame
+        start = _find_magic(view, start + 1)
+        if start < 0:
+            return None
+
+
+def _frame_at(view: memoryview, start: int) -> Frame | None:
+    if start < 0 or start + _HEAD.size > len(view):
+        return None
+    magic, length, crc = _HEAD.unpack_from(view, start)
+    end = start + _HEAD.size + length
+    if magic != MAGIC or length > MAX_PAYLOAD or end > len(view):
+        return None
+    payload = bytes(view[start + _HEAD.size : end])
+    return Frame(payload, end) if zlib.crc32(payload) == crc else None
+
+
+def _find_magic(view: memoryview, start: int) -> int:
+    found = bytes(view[start:]).find(MAGIC)
+    return -1 if found < 0 else start + found
