@@ -41,9 +41,10 @@ class Example:
     lang: str
 
 
-def fields(schema: dict[str, Any], prefix: str = "") -> list[Field]:
-    """The inputs of an object schema: required ones first, else in the author's order."""
-    required = set(schema.get("required", ()))
+def fields(schema: dict[str, Any], prefix: str = "", *, needed: bool = True) -> list[Field]:
+    """The inputs of an object schema: required ones first, else in the author's order. Not `needed`: an object that may be left out, so
+    the browser cannot demand its parts."""
+    required = set(schema.get("required", ())) if needed else set()
     found = [_field(name, prefix, part, name in required) for name, part in _properties(schema).items()]
     return sorted(found, key=lambda one: not one.required)
 
@@ -73,7 +74,7 @@ def _field(name: str, prefix: str, part: dict[str, Any], required: bool) -> Fiel
         minimum=part.get("minimum", part.get("exclusiveMinimum")), maximum=part.get("maximum", part.get("exclusiveMaximum")),
         min_length=part.get("minLength"), max_length=part.get("maxLength"), pattern=str(part.get("pattern", "")),
         placeholder=str(shown[0]) if shown and kind in ("text", "number", "integer") else "",
-        fields=fields(part, f"{path}.") if kind == "group" else [],
+        fields=fields(part, f"{path}.", needed=required) if kind == "group" else [],
     )
 
 
@@ -96,9 +97,17 @@ def _choices(part: dict[str, Any]) -> list[Any]:
     return [choice for choice in part.get("enum", ()) if choice is not None]
 
 
+def _facts(body: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in body.items() if isinstance(value, str | int | float)]
+
+
+def _said(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
 def _example(n: int, body: dict[str, Any]) -> Example:
     texts = [value for value in body.values() if isinstance(value, str)]
-    # A body of one text is shown by that text; a filled-in form has too many words for a button.
-    label = texts[0] if len(body) == 1 and texts else f"Example {n}"
+    # A body of one text is shown by that text; of a filled-in form, a button has room for its first facts.
+    label = texts[0] if len(body) == 1 and texts else ", ".join(f"{name.replace('_', ' ')} {_said(value)}" for name, value in _facts(body)[:2])
     chinese = any("\u3400" <= sign <= "\u9fff" for sign in label)
-    return Example(label, json.dumps(body, ensure_ascii=False), "zh" if chinese else "en")
+    return Example(label or f"Example {n}", json.dumps(body, ensure_ascii=False), "zh" if chinese else "en")

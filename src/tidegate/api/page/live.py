@@ -1,8 +1,8 @@
 """The live list: server-sent events with HTML in them, for as long as somebody looks.
 
 Every event carries the list and the health figures as they are now, and the browser morphs what it has into it. So a lost event, a
-reconnect and a restart need no care, focus and selection stay, and the browser's memory is bounded. At most one event a second; the list is sent only
-where a flight has ended since.
+reconnect and a restart need no care, focus and selection stay, and the browser's memory is bounded. At most one event a second; the list
+is sent only where a flight has ended since.
 """
 
 from __future__ import annotations

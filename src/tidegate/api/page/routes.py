@@ -89,7 +89,7 @@ class Page:
         form = await _form(request)
         then = form.get("then", "/")
         if not session.same_origin(request.headers):
-            return self._login_page(status=403, problem="This form was sent from another site.", hint="Sign in on this page itself.", then=then)
+            return self._login_page(status=403, problem="This form was sent from another site.", hint="Sign in on this page itself.")
         address = _address(request)
         if (wait_s := self._door.wait_s(address)) > 0:
             return self._shut(wait_s)
@@ -167,7 +167,10 @@ class Page:
             return Response("There is no such file.\n", 404, headers=HEADERS, media_type="text/plain")
         fixed = request.query_params.get("v") == asset.digest
         keep = "public, max-age=31536000, immutable" if fixed else "no-cache"
-        return Response(asset.body, headers=HEADERS | {"Cache-Control": keep}, media_type=asset.media_type)
+        headers = HEADERS | {"Cache-Control": keep, "ETag": f'"{asset.digest}"'}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(None, 304, headers=headers)
+        return Response(asset.body, headers=headers, media_type=asset.media_type)
 
 
 def _tenant(caller: Caller) -> str | None:

@@ -28,7 +28,8 @@ class Views:
             loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
             autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False,
         )
-        self._templates.globals.update(asset=assets.address, version=version, words=words, rooms=rooms.ROOMS, width=waterfall.WIDTH)
+        self._templates.globals.update(asset=assets.address, version=version, words=words, rooms=rooms)
+        self._templates.filters["marked"] = words.marked
         self._rows: OrderedDict[str, Markup] = OrderedDict()
 
     def page(self, template: str, **values: Any) -> str:
@@ -47,7 +48,7 @@ class Views:
         return self.page(
             "flight.html", title=f"Flight {record.id[:12]}", caller=caller, flight=record, parts=waterfall.parts(record),
             ticks=waterfall.ticks(record.whole_ns), rhythm=waterfall.rhythm(record), sum_ns=sum(ns for _, ns in record.laps),
-            began=words.local(record.began_unix_ns),
+            began=words.local(record.began_unix_ns), first_x=_first_token_x(record),
             decisions=[(at_ns, what, facts_of(facts)) for at_ns, what, facts in record.decisions],
         )
 
@@ -69,6 +70,10 @@ class Views:
             if len(self._rows) > _ROWS_KEPT:
                 self._rows.popitem(last=False)
         return row
+
+
+def _first_token_x(record: FlightRecord) -> float | None:
+    return round(record.first_token_ns / record.whole_ns * waterfall.WIDTH, 3) if record.first_token_ns and record.whole_ns else None
 
 
 def facts_of(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from tidegate.api.page.rooms import room_of
 from tidegate.core.flight import FlightRecord, Lap
 
-#: Width of every drawing in its own units: a thousandth of the whole each.
-WIDTH = 1000.0
+#: Width of every drawing: percent of it, so that SVG stretches the bars and leaves the letters alone.
+WIDTH = 100.0
 #: Bars thinner than this could not be seen, so they are drawn this wide; the figures beside them are exact.
-_THINNEST = 2.0
+_THINNEST = 0.3
 _MOST_GAPS = 400
 
 
@@ -92,16 +92,16 @@ def strip(laps: Sequence[Lap], whole_ns: int) -> list[Bar]:
     for name, lap_ns in laps:
         _draw(bars, at_ns / whole, lap_ns / whole, room_of(name), thinnest=0.0)
         at_ns += lap_ns
-    return [bar for bar in bars if bar.width >= 1.0]
+    return [bar for bar in bars if bar.width >= 0.1]
 
 
 def _draw(bars: list[Bar], start: float, share: float, room: str, thinnest: float = _THINNEST) -> None:
     x, width = start * WIDTH, max(share * WIDTH, thinnest)
-    if bars and bars[-1].room == room and x - (bars[-1].x + bars[-1].width) < 0.5:
+    if bars and bars[-1].room == room and x - (bars[-1].x + bars[-1].width) < 0.05:
         last = bars.pop()
-        bars.append(Bar(last.x, round(max(x + width - last.x, last.width), 2), room))
+        bars.append(Bar(last.x, round(max(x + width - last.x, last.width), 3), room))
     else:
-        bars.append(Bar(round(min(x, WIDTH - width), 2), round(width, 2), room))
+        bars.append(Bar(round(min(x, WIDTH - width), 3), round(width, 3), room))
 
 
 def ticks(whole_ns: int, about: int = 5) -> list[Tick]:
@@ -110,7 +110,7 @@ def ticks(whole_ns: int, about: int = 5) -> list[Tick]:
     if whole_ms <= 0:
         return [Tick(0.0, 0.0)]
     step = _round_step(whole_ms / about)
-    return [Tick(round(n * step / whole_ms * WIDTH, 2), n * step) for n in range(int(whole_ms / step) + 1)]
+    return [Tick(round(n * step / whole_ms * WIDTH, 3), n * step) for n in range(int(whole_ms / step) + 1)]
 
 
 def _round_step(rough: float) -> float:
@@ -138,7 +138,7 @@ def rhythm(record: FlightRecord) -> Rhythm | None:
         group = gaps_ms[first:first + merged]
         peak = max(group)
         at = stamps[first + group.index(peak) + 1]
-        drawn.append(Gap(round((at - stamps[0]) / span * WIDTH, 2), round(peak / (longest or 1) * 100, 2), peak, peak > stall_ms))
+        drawn.append(Gap(round((at - stamps[0]) / span * WIDTH, 3), round(peak / (longest or 1) * 100, 2), peak, peak > stall_ms))
     return Rhythm(
         drawn, len(stamps), p50, _quantile(ordered, 0.95), longest, sum(gap > stall_ms for gap in gaps_ms),
         len(gaps_ms) / (span / 1e9), span / 1e6, merged,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 
+from markupsafe import Markup, escape
+
 from tidegate.core import errors
 from tidegate.core.chunk import CLEAN_ENDS
 
@@ -64,7 +66,16 @@ def tick(value_ms: float, whole_ns: int) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{share * 100:.1f} %"
+    """A share of 0 to 1; what is there but too small for its digit is said to be."""
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{share * 100:.1f} %"
+
+
+def marked(text: str) -> Markup:
+    """Text of ours with `code` in backticks, as messages and hints have it, as HTML."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:  # an odd backtick is a backtick
+        return escape(text)
+    return Markup("").join(Markup("<code>{}</code>").format(piece) if n % 2 else escape(piece) for n, piece in enumerate(pieces))
 
 
 def size(count: float) -> str:
