@@ -82,6 +82,8 @@ trap 'rm -f "$log"' EXIT
 ready && exit 0
 
 python=$(find_python)
+[ ! -L .venv ] || die "$PWD/.venv is a link; what it leads to is left alone." "Remove the link, and run the same command again."
+[ ! -e .venv ] || [ -e .venv/pyvenv.cfg ] || [ -z "$(ls -A .venv)" ] || die "$PWD/.venv is no Python environment; it is left alone." "Move it away, and run the same command again."
 mkdir -p .venv 2>/dev/null && [ -w .venv ] || die "No permission to write $PWD/.venv." "Is this checkout yours? Clone it into a folder of your own."
 here || stage "Making .venv with $("$python" -V)" "$python" -m venv --clear .venv || pip_failed
 rm -f ".venv/.$want"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from pathlib import Path
 from blocks import Block
 
 ROOT = Path(__file__).parents[2]
-#: Not on a desk: what belongs to the checkout's own history and state.
-PRIVATE = frozenset({".git", ".tidegate", ".github", "dist"})
+#: Not on a desk: the checkout's own history, environment, state and caches.
+PRIVATE = shutil.ignore_patterns(".git", ".venv", ".tidegate", "dist", "*_cache", ".hypothesis", "__pycache__")
 #: The address that pages use; a test's product listens elsewhere.
 ADDRESS = re.compile(r"(?:127\.0\.0\.1|localhost):8080")
 #: How long one block may take. A model on one core answers in seconds; the bound is for what hangs.
@@ -42,10 +43,11 @@ class Desk:
     running: list[tuple[Block, subprocess.Popen[bytes]]] = field(default_factory=list)
 
     def lay(self) -> None:
-        """Make the folder look like a checkout: new files stay on the desk."""
-        for entry in ROOT.iterdir():
-            if entry.name not in PRIVATE:
-                (self.folder / entry.name).symlink_to(entry)
+        """Make the folder look like a checkout. All copies: whatever a page does, it does not reach the real one."""
+        shutil.copytree(ROOT, self.folder, symlinks=True, ignore=PRIVATE, dirs_exist_ok=True)
+        activate = self.folder / ".venv" / "bin" / "activate"
+        activate.parent.mkdir(parents=True)
+        shutil.copy(Path(sys.executable).with_name("activate"), activate)  # it names the environment by its full path
 
     def do(self, block: Block) -> None:
         """What a reader would do with this block. Raises AssertionError that shows the block and what it printed."""
@@ -54,7 +56,6 @@ class Desk:
             path = self.folder / block.words
             assert path.parent.resolve().is_relative_to(self.folder.resolve()), f"{block.where} writes outside the desk: {block.words}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)  # never through a link into the checkout
             path.write_text(text, encoding="utf-8")
         elif block.steer == "until":
             self._start(block, text)

@@ -62,13 +62,23 @@ def test_a_command_may_be_meant_to_fail(bare_desk: Desk) -> None:
 
 
 def test_a_file_block_becomes_a_file(bare_desk: Desk) -> None:
-    """The blocks after it can read it, and a link into the checkout is replaced, not followed."""
-    outside = bare_desk.folder.parent / "outside.toml"
-    outside.write_text("kept", encoding="utf-8")
-    (bare_desk.folder / "tidegate.toml").symlink_to(outside)
-    bare_desk.do(shell("[server]\n", steer="file", words="tidegate.toml"))
-    bare_desk.do(shell("grep -q server tidegate.toml"))
-    assert outside.read_text(encoding="utf-8") == "kept"
+    """The blocks after it can read it, in a folder that it names."""
+    bare_desk.do(shell("[server]\n", steer="file", words="settings/tidegate.toml"))
+    bare_desk.do(shell("grep -q server settings/tidegate.toml"))
+
+
+def test_a_file_block_stays_on_the_desk(bare_desk: Desk) -> None:
+    """A page cannot write elsewhere."""
+    with pytest.raises(AssertionError, match="writes outside the desk"):
+        bare_desk.do(shell("x", steer="file", words="../outside"))
+
+
+def test_a_desk_has_no_way_into_the_checkout(bare_desk: Desk) -> None:
+    """It holds copies: a command that clears a folder clears the copy. The one link leads to the desk's own examples."""
+    bare_desk.lay()
+    links = [path for path in bare_desk.folder.rglob("*") if path.is_symlink()]
+    assert all(link.resolve().is_relative_to(bare_desk.folder.resolve()) for link in links)
+    assert not (bare_desk.folder / ".git").exists()
 
 
 def test_a_running_command_is_stopped_at_the_end(bare_desk: Desk) -> None:
