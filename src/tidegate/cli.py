@@ -107,7 +107,7 @@ def _console() -> Console:
 
 @main.command()
 @click.option("--host", help="Address to listen on.")
-@click.option("--port", type=int, help="Port to listen on. If it is taken, that is an error; the default would give way to the next free one.")
+@click.option("--port", type=int, help="Port to listen on; it must be free, while the default gives way to the next free one.")
 @click.option("--data", metavar="FOLDER", help="The data folder of this machine's parts.")
 @settings_options
 @click.pass_context
@@ -292,7 +292,8 @@ def _key_table(records: Sequence[KeyRecord]) -> Any:
     from tidegate.terminal import printable
 
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for heading in ("key", "tenant", "role", "name", "requests/min", "tokens/min", "created", "revoked"):
+    table.add_column("key", no_wrap=True, min_width=max((len(record.id) for record in records), default=0))
+    for heading in ("tenant", "role", "name", "requests/min", "tokens/min", "created", "revoked"):
         table.add_column(heading, overflow="fold")
     for record in records:
         table.add_row(

@@ -82,8 +82,8 @@ class Problem(NamedTuple):
 def load(path: Path | str | None, env: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings in force: defaults, then the file, then the environment, then `overrides`; the later wins, setting by setting.
 
-    `path`: the file; None reads ./tidegate.toml where it is. `env`: TIDEGATE_SECTION__NAME variables; a value is read as TOML or JSON, and as plain
-    text where it is neither. `overrides`: dotted name -> value (text is read as in `env`); None means "not given".
+    `path`: the file; None reads ./tidegate.toml where it is. `env`: TIDEGATE_SECTION__NAME variables; a value is read as TOML or JSON, and
+    as plain text where it is neither. `overrides`: dotted name -> value (text is read as in `env`); None means "not given".
 
     Raises SettingsError that lists everything that is wrong, each with its place and the nearest known name.
     """
@@ -101,15 +101,6 @@ def load(path: Path | str | None, env: Mapping[str, str], overrides: Mapping[str
     settings._file = file
     settings._sources = {path: one.source for path, one in given.items()}
     return settings
-
-
-def dump(settings: Settings) -> str:
-    """Everything that is not a default as TOML that `load` reads back to the same settings. Holds secrets: write it with mode 0600."""
-    lines = {path: notation(value) for path, value in values(settings) if path in settings._sources}
-    for path in settings._sources:
-        if not any(line[: len(path)] == path for line in lines):  # a name alone
-            lines[path] = "{}"
-    return "".join(f"{dotted(path)} = {value}\n" for path, value in lines.items())
 
 
 def all_leaves() -> list[Leaf]:

@@ -168,7 +168,7 @@ def _decisions(record: FlightRecord) -> RenderableType:
 def render_flights(records: Sequence[FlightRecord]) -> RenderableType:
     """The list of `tidegate flights`, newest first."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("flight", no_wrap=True)
+    table.add_column("flight", no_wrap=True, min_width=32)  # whole, however narrow the terminal: it is there to be copied
     table.add_column("began", no_wrap=True)
     table.add_column("what", overflow="ellipsis", no_wrap=True)
     table.add_column("end", no_wrap=True)

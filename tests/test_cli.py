@@ -1,0 +1,400 @@
+"""The command line: what it hands to the app, what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+import tidegate as tidegate_package
+from tidegate import __version__
+from tidegate.cli import main
+from tidegate.core.errors import LocalPartError, StoreDown
+from tidegate.core.flight import FlightRecord, new_flight_id
+from tidegate.core.keys import hash_key
+from tidegate.core.ports import KeyRecord
+from tidegate.retrieval.ingest import IngestReport, Progress
+
+BEGAN_NS = 1_700_000_000_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without settings, and none in the environment but the data folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TIDEGATE_LOCAL__DATA", str(tmp_path / "data"))
+
+
+def tidegate(*args: str) -> Result:
+    return CliRunner().invoke(main, list(args))
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands in for tidegate.app; `calls` is what it was asked."""
+    fake = SimpleNamespace(calls=[])
+    monkeypatch.setitem(sys.modules, "tidegate.app", fake)
+    monkeypatch.setattr(tidegate_package, "app", fake, raising=False)
+    return fake
+
+
+def record(**changes: Any) -> FlightRecord:
+    facts: dict[str, Any] = {
+        "id": new_flight_id(BEGAN_NS), "began_unix_ns": BEGAN_NS, "whole_ns": 100_000_000,
+        "laps": [("parse", 1_000_000), ("engine.first_byte", 59_000_000), ("stream", 40_000_000)],
+        "route": "/v1/chat/completions", "end": "stop", "http_status": 200, "model": "smollm2", "engine": "local",
+        "token_ns": [60_000_000, 70_000_000, 100_000_000], "first_token_ns": 60_000_000, "decisions": [(5_000, "limit", {"left": 59})],
+    }
+    return FlightRecord(**(facts | changes))
+
+
+# -- the way in --
+
+
+def test_help_names_every_command_and_is_quick() -> None:
+    """`--help` imports neither rich nor pydantic nor any room: that is what makes it quick."""
+    code = "import sys; from tidegate.cli import main; main(['--help'], standalone_mode=False); print(sorted(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    for name in main.commands:
+        assert f"  {name} " in said
+    for heavy in ("'rich'", "'pydantic'", "'httpx'", "'tidegate.settings'", "'tidegate.app'", "'numpy'"):
+        assert heavy not in said
+
+
+def test_every_option_and_command_says_what_it_is() -> None:
+    """No command without a sentence, no option without help."""
+    def silent(path: str, command: click.Command) -> list[str]:
+        found = [] if command.help else [path]
+        found += [f"{path} {one.name}" for one in command.params if isinstance(one, click.Option) and not one.help]
+        for name, below in getattr(command, "commands", {}).items():
+            found += silent(f"{path} {name}", below)
+        return found
+
+    assert silent("tidegate", main) == []
+
+
+def test_version_is_told() -> None:
+    """Both ways of asking."""
+    assert __version__ in tidegate("version").output
+    assert __version__ in tidegate("--version").output
+
+
+# -- errors --
+
+
+def test_a_wrong_setting_is_a_sentence_a_hint_and_exit_code_2() -> None:
+    """Never a traceback."""
+    result = tidegate("settings", "--set", "server.prt=1")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: flag: [server] has no setting 'prt'.\nhint: Did you mean 'port'?")
+    assert result.stdout == ""
+
+
+def test_another_error_is_exit_code_1(app: SimpleNamespace) -> None:
+    """A part that cannot run says so, with its hint."""
+    def up(settings: Any, *, port_by_hand: bool) -> int:
+        raise LocalPartError("The disk is full.", hint="Make room.")
+
+    app.up = up
+    result = tidegate("up")
+    assert (result.exit_code, result.stderr) == (1, "error: The disk is full.\nhint: Make room.\n")
+
+
+def test_a_fault_of_our_own_is_a_sentence_too(app: SimpleNamespace) -> None:
+    """Even a bug does not throw a traceback at the user, unless it is asked for."""
+    def up(settings: Any, *, port_by_hand: bool) -> int:
+        raise RuntimeError("surprise")
+
+    app.up = up
+    result = tidegate("up")
+    assert result.exit_code == 1
+    assert "RuntimeError: surprise" in result.stderr
+    assert "--debug" in result.stderr
+    assert isinstance(tidegate("--debug", "up").exception, RuntimeError)
+
+
+# -- running --
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "port", "by_hand"),
+    [((), {}, 8080, False), (("--port", "9000"), {}, 9000, True), ((), {"TIDEGATE_SERVER__PORT": "9001"}, 9001, True)],
+)
+def test_up_knows_whether_the_port_was_set_by_hand(
+    app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], env: dict[str, str], port: int, by_hand: bool
+) -> None:
+    """By flag, environment or file: then a taken port is an error and no next one is tried."""
+    app.up = lambda settings, *, port_by_hand: app.calls.append((settings.server.port, port_by_hand)) or 7
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert tidegate("up", *args).exit_code == 7
+    assert app.calls == [(port, by_hand)]
+
+
+def test_serve_hands_on_its_socket_and_settings(app: SimpleNamespace) -> None:
+    """--fd, --config, --host and --set arrive; the exit code is the app's."""
+    Path("x.toml").write_text("[server]\nport = 1234\n")
+    app.serve = lambda settings, fd: app.calls.append((settings.server.host, settings.server.port, settings.log.level, fd)) or 0
+    assert tidegate("serve", "--config", "x.toml", "--host", "::1", "--set", "log.level=debug", "--fd", "5").exit_code == 0
+    assert app.calls == [("::1", 1234, "debug", 5)]
+
+
+def test_migrate_needs_a_database_and_tells_what_it_did(app: SimpleNamespace) -> None:
+    """Without a DSN it says where one is named."""
+    app.migrate_store = lambda settings: ["0001_first"]
+    assert tidegate("migrate").exit_code == 2
+    assert "applied 0001_first" in tidegate("migrate", "--set", "store.dsn=postgres://h/db").output
+
+
+# -- documents --
+
+
+def test_ingest_hands_on_everything_and_sums_up(app: SimpleNamespace) -> None:
+    """Paths, collection, tags and prune arrive; what was skipped or failed is told with its reason, and fails the command."""
+    async def ingest(
+        settings: Any, paths: Any, *, collection: str, tags: dict[str, str], prune: bool, progress: Callable[[Progress], None]
+    ) -> IngestReport:
+        app.calls.append(([str(path) for path in paths], collection, tags, prune))
+        progress(Progress(0, 1, "/d/[a].md", "reading"))
+        progress(Progress(1, 1, "/d/[a].md", "stored", 3))
+        failed = [("/d/b.pdf", "It is encrypted.")]
+        return IngestReport(stored=["/d/a.md"], skipped=[("/d/.x", "hidden")], failed=failed, passages=3, seconds=0.5)
+
+    app.ingest = ingest
+    result = tidegate("ingest", "d", "--collection", "c", "--tag", "lang=en", "--tag", "a=b=c", "--prune")
+    assert app.calls == [(["d"], "c", {"lang": "en", "a": "b=c"}, True)]
+    assert "failed: /d/b.pdf: It is encrypted." in result.output
+    assert "1 stored (3 passages), 0 unchanged, 1 skipped, 1 failed, in 0.5 s" in result.output
+    assert result.exit_code == 1
+    assert json.loads(tidegate("ingest", "d", "--json").stdout)["passages"] == 3
+
+
+def test_a_tag_without_a_value_is_refused(app: SimpleNamespace) -> None:
+    """Before anything is read."""
+    result = tidegate("ingest", "d", "--tag", "lang")
+    assert result.exit_code == 2
+    assert "NAME=VALUE" in result.stderr
+
+
+# -- keys --
+
+
+class Keys:
+    """A key store in memory."""
+
+    def __init__(self) -> None:
+        self.records: list[KeyRecord] = []
+
+    async def add_key(self, key: KeyRecord) -> None:
+        self.records.append(key)
+
+    async def list_keys(self) -> list[KeyRecord]:
+        return self.records
+
+    async def revoke_key(self, key_id: str) -> bool:
+        return any(record.id == key_id for record in self.records)
+
+
+@pytest.fixture
+def store(app: SimpleNamespace) -> Keys:
+    keys = Keys()
+
+    @asynccontextmanager
+    async def key_store(settings: Any) -> AsyncIterator[Keys]:
+        yield keys
+
+    app.key_store = key_store
+    return keys
+
+
+def test_a_new_key_is_printed_once_and_stored_hashed(store: Keys) -> None:
+    """stdout holds the key alone, for `KEY=$(tidegate keys create)`; the store has its SHA-256; the list never shows it."""
+    result = tidegate("keys", "create", "--tenant", "acme", "--role", "admin", "--name", "ci", "--rpm", "60", "--tpm", "1000")
+    key = result.stdout.strip()
+    (stored,) = store.records
+    assert stored.sha256 == hash_key(key)
+    assert (stored.tenant, stored.role, stored.name) == ("acme", "admin", "ci")
+    assert (stored.requests_per_minute, stored.tokens_per_minute) == (60, 1000)
+    assert key not in result.stderr
+    for listed in (tidegate("keys", "list").output, tidegate("keys", "list", "--json").output):
+        assert stored.id in listed
+        assert key not in listed
+        assert stored.sha256 not in listed
+
+
+def test_a_key_that_does_not_exist_cannot_be_revoked(store: Keys) -> None:
+    """The way out is the list; one that exists is revoked."""
+    tidegate("keys", "create")
+    assert "is revoked" in tidegate("keys", "revoke", store.records[0].id).output
+    result = tidegate("keys", "revoke", "key_none")
+    assert result.exit_code == 1
+    assert "tidegate keys list" in result.stderr
+
+
+def test_a_database_that_is_down_is_a_sentence(app: SimpleNamespace) -> None:
+    """No traceback from the driver."""
+    @asynccontextmanager
+    async def key_store(settings: Any) -> AsyncIterator[Keys]:
+        raise StoreDown("The database cannot be reached.", hint="Start it.")
+        yield Keys()
+
+    app.key_store = key_store
+    result = tidegate("keys", "list")
+    assert (result.exit_code, result.stderr) == (1, "error: The database cannot be reached.\nhint: Start it.\n")
+
+
+# -- looking at flights --
+
+
+class Gateway:
+    """Answers GET with what `answers` says for the path; `asked` is (path, authorization)."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, Any]] = {}
+        self.asked: list[tuple[str, str]] = []
+        gateway = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                gateway.asked.append((self.path, self.headers["authorization"]))
+                unknown = 404, {"error": {"message": "No such flight.", "hint": "Look."}}
+                status, body = gateway.answers.get(self.path.partition("?")[0], unknown)
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body if isinstance(body, bytes) else msgspec.json.encode(body))
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Silent."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    """A gateway that left its address and the first key in the data folder, as `tidegate up` does."""
+    running = Gateway()
+    thread = threading.Thread(target=running.server.serve_forever, args=(0.01,))
+    thread.start()
+    (tmp_path / "data" / "run").mkdir(parents=True)
+    (tmp_path / "data" / "run" / "gateway.json").write_text(json.dumps({"url": running.url, "pid": 1}))
+    (tmp_path / "data" / "first-key").write_text("tg_first\n")
+    yield running
+    running.server.shutdown()
+    running.server.server_close()
+    thread.join()
+
+
+def test_a_flight_is_drawn(gateway: Gateway) -> None:
+    """Every part with its ms and percent, the whole, the tokens' rhythm, decisions and end; asked with the first key."""
+    gateway.answers["/api/v1/flights/abc"] = (200, record())
+    result = tidegate("flight", "abc")
+    assert result.exit_code == 0, result.output
+    assert gateway.asked == [("/api/v1/flights/abc", "Bearer tg_first")]
+    for said in ("engine.first_byte", "59.0", "whole", "100.0", "first token 60.0 ms, 3 events", "limit", "left=59", "stop, HTTP 200", "█"):
+        assert said in result.output
+
+
+def test_a_flight_as_json_is_the_record(gateway: Gateway) -> None:
+    """For programs."""
+    one = record()
+    gateway.answers["/api/v1/flights/abc"] = (200, one)
+    assert msgspec.json.decode(tidegate("flight", "abc", "--json").stdout, type=FlightRecord) == one
+
+
+def test_a_refusal_is_told_in_the_gateways_words(gateway: Gateway) -> None:
+    """Message and hint, exit code 1."""
+    result = tidegate("flight", "none")
+    assert (result.exit_code, result.stderr) == (1, "error: No such flight.\nhint: Look.\n")
+
+
+@pytest.mark.parametrize("answer", [(200, b"<html>"), (200, b'{"id": 3}'), (502, b"<html>"), (500, b"{}"), (404, b"[]")])
+def test_a_stranger_at_the_address_is_told(gateway: Gateway, answer: tuple[int, bytes]) -> None:
+    """Something else that answers there is no traceback."""
+    gateway.answers["/api/v1/flights/abc"] = answer
+    result = tidegate("flight", "abc")
+    assert result.exit_code == 1
+    assert "--url" in result.stderr
+
+
+def test_without_a_gateway_the_way_out_is_told(tmp_path: Path) -> None:
+    """No run file, or nobody at the address."""
+    assert "tidegate up" in tidegate("flight", "abc").stderr
+    assert "cannot be reached" in tidegate("flight", "abc", "--url", "http://127.0.0.1:1", "--key", "k").stderr
+    assert "cannot be reached" in tidegate("flight", "abc", "--url", "no url", "--key", "k").stderr
+
+
+def test_url_and_key_may_come_from_the_environment(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TIDEGATE_URL and TIDEGATE_KEY, and they are no unknown settings."""
+    monkeypatch.setenv("TIDEGATE_URL", gateway.url + "/")
+    monkeypatch.setenv("TIDEGATE_KEY", "tg_other")
+    gateway.answers["/api/v1/flights/abc"] = (200, record())
+    assert tidegate("flight", "abc").exit_code == 0
+    assert gateway.asked[0][1] == "Bearer tg_other"
+    assert tidegate("settings").exit_code == 0
+
+
+def test_flights_are_listed_and_the_bad_ones_found(gateway: Gateway) -> None:
+    """--bad leaves those that failed through an engine or through us."""
+    good, bad, own = record(), record(end="cut", error_code="engine_cut", http_status=502), record(end="refused", http_status=401)
+    gateway.answers["/api/v1/flights"] = (200, {"flights": [good, bad, own]})
+    listed = tidegate("flights").output
+    assert all(one.id in listed for one in (good, bad, own))
+    found = msgspec.json.decode(tidegate("flights", "--bad", "--json").stdout)["flights"]
+    assert [one["id"] for one in found] == [bad.id]
+    assert tidegate("flights", "--capability", "a/b", "--end", "cut").exit_code == 0
+    assert gateway.asked[-1][0] == "/api/v1/flights?limit=20&capability=a%2Fb&end=cut"
+
+
+# -- settings --
+
+
+def test_settings_in_force_are_printed_with_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """File with line, environment, flag and default; the real command in a process of its own."""
+    Path("tidegate.toml").write_text("[server]\nhost = '::1'\n\n[store]\ndsn = 'postgres://u:hunter2@h/db'\n")
+    env = os.environ | {"TIDEGATE_SERVER__PORT": "9000"}
+    command = [sys.executable, "-m", "tidegate.cli", "settings", "--set", "log.level=debug"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=env).stdout
+    rows = {row.split()[0]: row.split()[1:] for row in said.splitlines()}
+    assert rows["server.host"] == ['"::1"', "tidegate.toml:2"]
+    assert rows["server.port"] == ["9000", "env", "TIDEGATE_SERVER__PORT"]
+    assert rows["log.level"] == ['"debug"', "flag"]
+    assert rows["server.backlog"] == ["2048", "default"]
+    assert rows["store.dsn"] == ['"postgres://u:***@h/db"', "tidegate.toml:5"]
+    assert "hunter2" not in said
+
+
+def test_settings_as_json_and_only_the_changed_ones() -> None:
+    """For programs, and for a quick look."""
+    told = json.loads(tidegate("settings", "--json", "--changed", "--set", "server.port=1").stdout)
+    assert told["server.port"] == {"value": 1, "source": "flag"}
+    assert set(told) == {"server.port", "local.data"}
+
+
+def test_a_set_without_a_value_is_refused() -> None:
+    """`--set log.level` is not NAME=VALUE."""
+    result = tidegate("settings", "--set", "log.level")
+    assert result.exit_code == 2
+    assert "NAME=VALUE" in result.stderr
+
+
+def test_the_scripted_engine_is_reached_through_the_command_line() -> None:
+    """Its own options are passed on."""
+    command = [sys.executable, "-m", "tidegate.cli", "scripted", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "--api-key" in said.stdout
