@@ -151,7 +151,7 @@ async def test_a_budget_that_runs_out_names_its_stage() -> None:
     with pytest.raises(DeadlineExceeded, match="'sleeper'"):
         await run(new_ask(), [Step(Sleeper(), 0.01)])
     with pytest.raises(DeadlineExceeded, match="'sleeper'"):
-        await run(new_ask(deadline_s=0.01), [Step(Sleeper(), None)])
+        await run(new_ask(deadline_s=0.01), [Step(Sleeper(), 5)])
 
 
 async def test_a_stages_own_timeout_is_not_renamed() -> None:

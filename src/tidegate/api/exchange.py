@@ -22,6 +22,7 @@ from tidegate.core.errors import (
     BadRequest,
     BodyTooLarge,
     ClientGone,
+    DeadlineExceeded,
     EngineCut,
     EngineEmpty,
     EngineError,
@@ -63,13 +64,20 @@ class House:
     seal: Seal
     max_body_bytes: int
     deadline_s: float
-    running: set[Flight] = field(default_factory=set)
+    running: set[Exchange] = field(default_factory=set)
+
+    async def keep_deadlines(self) -> None:
+        """Ends requests past their deadline; runs until cancelled. One look a second for all costs less than a timer for each."""
+        while True:
+            await asyncio.sleep(1.0)
+            for exchange in list(self.running):
+                exchange.expire()
 
 
 class Exchange:
     """`flight` begins when the request's head was read. Routes call `body`, `caller`, then answer once by `json` or `start_stream` and on."""
 
-    __slots__ = ("_receive", "_send", "_task", "ask", "done", "flight", "gone", "house", "path", "scope", "started", "status")
+    __slots__ = ("_receive", "_send", "_task", "ask", "done", "expired", "flight", "gone", "house", "path", "scope", "started", "status")
 
     def __init__(self, house: House, scope: Scope, receive: Receive, send: Send) -> None:
         self.house = house
@@ -79,7 +87,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.flight = Flight(self.path)
         self.ask: Ask | None = None
-        self.started = self.done = self.gone = False
+        self.started = self.done = self.gone = self.expired = False
         self.status = 0
         self._task: asyncio.Task[Any] | None = None
 
@@ -151,8 +159,9 @@ class Exchange:
 
     def watch(self) -> None:
         """From now on the request is cancelled when the client leaves: only a task that awaits `receive` sees it go."""
-        self._task = asyncio.current_task()
-        watcher = asyncio.get_running_loop().create_task(self._watch())  # noqa: TID251 - ends with the connection or the response
+        loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task(loop)
+        watcher = loop.create_task(self._watch())  # noqa: TID251 - ends with the connection or the response
         watcher.add_done_callback(_retrieve)
 
     async def _watch(self) -> None:
@@ -160,6 +169,12 @@ class Exchange:
             pass
         if not self.done and self._task is not None:
             self.gone = True
+            self._task.cancel()
+
+    def expire(self) -> None:
+        """Cancel the request where its deadline has passed."""
+        if self.ask is not None and self._task is not None and not self.done and not self.expired and self.ask.deadline.passed():
+            self.expired = True
             self._task.cancel()
 
     # -- out
@@ -198,23 +213,27 @@ class Exchange:
     async def run(self, route: Callable[[Exchange], Awaitable[None]]) -> None:
         """Walk a route; every way out ends in a booked flight."""
         running = self.house.running
-        running.add(self.flight)
+        running.add(self)
         try:
             await route(self)
         except TidegateError as error:
             await self._fail(error)
         except asyncio.CancelledError:
-            if not self.gone:  # the server is stopping, not the client leaving
+            if not self.gone and not self.expired:  # the server is stopping
                 self._book("error", self.status or 503)
                 raise
-            if self._task is not None:
-                self._task.uncancel()
-            self._book("client_gone", 499)
+            assert self._task is not None, "only a watched request is ended by us"
+            self._task.uncancel()
+            if self.gone:
+                self._book("client_gone", 499)
+            else:
+                seconds = self.house.deadline_s
+                await self._fail(DeadlineExceeded(f"The request took longer than {seconds:.0f} s.", hint="Ask for less, or raise server.deadline_s."))
         except Exception:  # noqa: BLE001 - the last door: whatever it is, the client gets a trace_id and the log gets the traceback
             log.exception("unexpected error in %s, trace_id %s", self.path, self.flight.id)
             await self._fail(TidegateError("Something went wrong inside Tidegate.", hint="Give the operator this trace_id."))
         finally:
-            running.discard(self.flight)
+            running.discard(self)
 
     async def _fail(self, error: TidegateError) -> None:
         flight = self.flight

@@ -35,6 +35,9 @@ class Deadline:
     def __init__(self, in_s: float) -> None:
         self.at_ns = time.perf_counter_ns() + int(in_s * 1e9)
 
+    def passed(self) -> bool:
+        return time.perf_counter_ns() > self.at_ns
+
     def left_s(self) -> float:
         """Seconds left; raises DeadlineExceeded where none are."""
         left = (self.at_ns - time.perf_counter_ns()) / 1e9

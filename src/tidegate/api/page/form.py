@@ -108,6 +108,7 @@ def _said(value: Any) -> str:
 def _example(n: int, body: dict[str, Any]) -> Example:
     texts = [value for value in body.values() if isinstance(value, str)]
     # A body of one text is shown by that text; of a filled-in form, a button has room for its first facts.
-    label = texts[0] if len(body) == 1 and texts else ", ".join(f"{name.replace('_', ' ')} {_said(value)}" for name, value in _facts(body)[:2])
+    first = ", ".join(f"{name.replace('_', ' ')} {_said(value)}" for name, value in _facts(body)[:2])
+    label = texts[0] if len(body) == 1 and texts else first
     chinese = any("\u3400" <= sign <= "\u9fff" for sign in label)
     return Example(label or f"Example {n}", json.dumps(body, ensure_ascii=False), "zh" if chinese else "en")
