@@ -7,8 +7,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tidegate.local.engine import LocalEngine
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +42,42 @@ def postgres_dsn(data_home: Path) -> Iterator[str]:
         loop.run_until_complete(postgres.stop())
         loop.close()
         folder.close()
+
+
+@pytest.fixture(scope="session")
+def llama_engine(data_home: Path) -> Iterator[LocalEngine]:
+    """The real embedded engine with the packaged model: 4 slots of 2048 tokens."""
+    from tidegate.local.engine import LocalEngine
+    from tidegate.local.folder import DataFolder
+    from tidegate.local.settings import LocalSettings
+
+    folder = DataFolder(data_home / "engine")
+    folder.open(min_free_mb=0)
+    engine = LocalEngine(folder, LocalSettings(data=str(folder.path)))
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(engine.child.start())
+        yield engine
+    finally:
+        loop.run_until_complete(engine.child.stop())
+        loop.close()
+        engine.release()
+        folder.close()
+
+
+@pytest.fixture(scope="session")
+def llama_url(llama_engine: LocalEngine) -> str:
+    """Base URL of the embedded engine, without /v1."""
+    return llama_engine.address.url
+
+
+@pytest.fixture(scope="session")
+def llama_key(llama_engine: LocalEngine) -> str:
+    """The API key that the embedded engine wants."""
+    return llama_engine.address.key
+
+
+@pytest.fixture(scope="session")
+def llama_log(llama_engine: LocalEngine) -> Path:
+    """What the embedded engine says of itself."""
+    return llama_engine.child.spec.log.path

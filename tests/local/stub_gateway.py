@@ -17,7 +17,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+if "STUB_DIES" in os.environ:
+    sys.exit(os.environ["STUB_DIES"])
+signal.signal(signal.SIGTERM, signal.SIG_IGN if "STUB_DEAF" in os.environ else lambda *_: os._exit(0))
 server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
 server.socket = socket.socket(fileno=int(sys.argv[1]))
 server.serve_forever()

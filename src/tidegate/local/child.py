@@ -100,13 +100,14 @@ class Child:
                 tell(f"{self.spec.name} is back (restart {self.restarts})")
 
     async def stop(self, hasten: asyncio.Event | None = None) -> bool:
-        """Send each of the stop signals in turn and wait its seconds; `hasten` cuts the waiting short. True when the child is gone."""
+        """Send each of the stop signals in turn and wait its seconds; `hasten` cuts all waits but the last. True when the child is gone."""
         self.ready = False
-        for step, wait_s in self.spec.stop_steps:
+        last = self.spec.stop_steps[-1]
+        for step in self.spec.stop_steps:
             if self._process is None or self._gone.is_set():
                 break
-            self._process.send_signal(step)
-            await _first_of((self._gone, hasten), wait_s)
+            self._process.send_signal(step[0])
+            await _first_of((self._gone, None if step is last else hasten), step[1])
         gone = self._process is None or self._gone.is_set()
         if gone:
             self.spec.pid_file.unlink(missing_ok=True)

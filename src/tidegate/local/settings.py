@@ -34,8 +34,7 @@ class LocalSettings(Section):
     engine_context_per_slot: int = Field(2048, ge=256, description="Tokens of context that each answer of the embedded engine may use.")
     engine_threads: int = Field(0, ge=0, description="Threads of the embedded engine; 0: one less than the machine's cores, at least 1.")
 
-    embedder: bool = Field(True, description="Run the shared embedder process; off: [embedder] names another way.")
-    embedder_threads: int = Field(0, ge=0, description="Threads of the embedder; 0: half of the machine's cores, at least 1.")
+    embedder: bool = Field(True, description="Run the shared embedder process; off: [embedder] says what is used instead.")
 
     @property
     def folder(self) -> Path:

@@ -1,0 +1,152 @@
+"""`tidegate up` as a user starts it: a process of its own, with real parts and a stub gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tidegate.local.process import Process
+
+PATIENCE_S = 30.0
+
+
+def wait_for(what: str, true: Callable[[], Any]) -> Any:
+    """Waits for a condition, bounded; returns its value."""
+    end = time.perf_counter() + PATIENCE_S
+    while not (value := true()):
+        assert time.perf_counter() < end, f"waited in vain for {what}"
+        time.sleep(0.02)
+    return value
+
+
+def descendants(pid: int) -> list[Process]:
+    """All processes below `pid`."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+        except OSError:
+            continue
+    found, todo = [], [pid]
+    while todo:
+        below = parents.get(todo.pop(), [])
+        todo += below
+        found += [process for child in below if (process := Process.of(child))]
+    return found
+
+
+class Up:
+    """A running `tidegate up`."""
+
+    def __init__(self, home: Path, data: Path | None = None, env: dict[str, str] | None = None, **plan: Any) -> None:
+        self.data = data or home / "data"
+        settings = {"data": str(self.data), "postgres": False, "engine": False, "embedder": False} | plan.pop("settings", {})
+        given = {"settings": settings, "port": 20000 + os.getpid() % 20000} | plan
+        driver = Path(__file__).with_name("drive_up.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(driver), json.dumps(given)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=os.environ | (env or {}),
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    def said(self, pattern: str) -> re.Match[str]:
+        """Waits for a line that matches."""
+        def look() -> re.Match[str] | None:
+            found = next((match for line in list(self.lines) if (match := re.search(pattern, line))), None)
+            assert found or self.process.poll() is None, f"it ended with {self.process.returncode} and said:\n" + "\n".join(self.lines)
+            return found
+
+        match: re.Match[str] = wait_for(f"a line like {pattern!r} in {self.lines}", look)
+        return match
+
+    def ready(self) -> Up:
+        self.said("^curl ")
+        return self
+
+    @property
+    def url(self) -> str:
+        return self.said(r"page +(http://\S+)/$")[1]
+
+    def gateway(self) -> dict[str, Any]:
+        """Who the gateway is and what it was told."""
+        answer: dict[str, Any] = httpx.get(self.url, timeout=PATIENCE_S).json()
+        return answer
+
+    def child(self, name: str) -> Process | None:
+        return Process.read(self.data / "run" / f"{name}.pid")
+
+    def processes(self) -> list[Process]:
+        return descendants(self.process.pid)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self) -> int:
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return code
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A short folder for one test, which other users may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Callable[..., Up]]:
+    """Starts `tidegate up` in the test's folder; whatever still runs at the end is stopped."""
+    started: list[Up] = []
+
+    def begin(**plan: Any) -> Up:
+        started.append(Up(home, **plan))
+        return started[-1]
+
+    yield begin
+    for up in started:
+        if up.process.poll() is None:
+            up.end()
+            up.process.kill()
+        up.ended()
+        assert up.process.stdout is not None
+        up.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Up]:
+    """One `tidegate up` with database and engine, shared by a module's tests."""
+    folder = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    folder.chmod(0o711)
+    up = Up(folder, settings={"postgres": True, "engine": True})
+    try:
+        yield up.ready()
+    finally:
+        up.end()
+        assert up.process.stdout is not None
+        up.process.stdout.close()
+        shutil.rmtree(folder, ignore_errors=True)
