@@ -26,7 +26,7 @@ def drawn(what: Any, width: int = 80, encoding: str = "utf-8") -> str:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")  # as the command line sets stdout
     Console(file=out, width=width, force_terminal=False).print(what)
     out.flush()
-    return out.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    return out.buffer.getvalue().decode(encoding)
 
 
 def test_bars_are_to_scale() -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tidegate.core.flight import FlightRecord
+from tidegate.stores.settings import SpoolSettings
+from tidegate.stores.spool import Spool
 from tidegate.telemetry.health import health, percentiles, process_figures
 
 MakeFlight = Callable[..., FlightRecord]
 NOW_NS = 1_700_000_000_000_000_000
 WELL: dict[str, Any] = {
     "requests_in_flight": 2,
-    "database": {"up": True, "latency_ms": 0.8},
+    "database": {"up": True, "round_trip_ms": 0.8},
     "engines": {"local": {"up": True, "slots": 4}},
     "embedder": {"up": True},
-    "spool": {"bytes": 10, "bound_bytes": 1000, "dropped": 0},
+    "spool": {"bytes": 10, "max_bytes": 1000, "near": False, "lost": 0, "rejected": 0, "last_drain_error": None},
 }
 
 
@@ -39,10 +42,11 @@ def test_all_well_is_ok_and_still_gives_the_figures() -> None:
         ({"engines": {"local": {"up": False, "why": "connection refused"}}}, "down", "connection refused"),
         ({"engines": {"a": {"up": True}, "b": {"up": False}}}, "degraded", "engines.b.url"),
         ({"database": {"up": False, "why": "no route"}}, "degraded", "store.dsn"),
-        ({"database": {"up": True, "latency_ms": 900.0}}, "degraded", "900 ms"),
+        ({"database": {"up": True, "round_trip_ms": 900.0}}, "degraded", "900 ms"),
         ({"embedder": {"up": False}}, "degraded", "searched"),
-        ({"spool": {"bytes": 900, "bound_bytes": 1000}}, "degraded", "90%"),
-        ({"spool": {"bytes": 0, "bound_bytes": 1000, "dropped": 3}}, "degraded", "3 flights were lost"),
+        ({"spool": WELL["spool"] | {"bytes": 900, "near": True, "last_drain_error": "no route"}}, "degraded", "90% of its bound"),
+        ({"spool": WELL["spool"] | {"lost": 3}}, "degraded", "3 flights were lost"),
+        ({"spool": WELL["spool"] | {"rejected": 2}}, "degraded", "refused 2 flights"),
         ({"capabilities": {"broken": {"support/answer": "no prompt"}}}, "degraded", "no prompt"),
     ],
 )
@@ -51,6 +55,14 @@ def test_each_bad_figure_says_what_it_means(figures: dict[str, Any], status: str
     document = told(figures)
     assert document["status"] == status
     assert says in document["why"][0]
+
+
+def test_the_spool_tells_what_health_judges(tmp_path: Path) -> None:
+    """The names that the judges read are those that the real spool gives."""
+    spool = Spool(tmp_path, SpoolSettings())
+    assert WELL["spool"].keys() <= spool.figures().keys()
+    assert told({"spool": spool.figures()})["status"] == "ok"
+    spool.close()
 
 
 def test_without_any_engine_nothing_is_said_about_engines() -> None:

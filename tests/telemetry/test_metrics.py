@@ -115,11 +115,11 @@ def test_labels_are_bounded_even_for_served_names(flight: MakeFlight) -> None:
 def test_figures_of_the_rooms_are_read_at_the_scrape() -> None:
     """A gauge tells what its room says when it is scraped, also one value per label."""
     engines = {"local": 1.0, "far": 0.0}
-    readers = {"tidegate_requests_in_flight": lambda: 3, "tidegate_engine_up": lambda: engines, "tidegate_spool_dropped_total": lambda: 7}
+    readers = {"tidegate_requests_in_flight": lambda: 3, "tidegate_engine_up": lambda: engines, "tidegate_spool_lost_total": lambda: 7}
     figures = told(Metrics(), **readers)
     assert figures["tidegate_requests_in_flight", ()] == 3
     assert figures["tidegate_engine_up", labels(engine="far")] == 0
-    assert figures["tidegate_spool_dropped_total", ()] == 7
+    assert figures["tidegate_spool_lost_total", ()] == 7
 
 
 def test_a_reader_that_is_not_described_is_refused() -> None:

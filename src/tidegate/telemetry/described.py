@@ -47,8 +47,8 @@ FOLDED = (
 READ = (
     Described("tidegate_requests_in_flight", "gauge", (), "Requests between their first byte in and their last byte out."),
     Described("tidegate_spool_bytes", "gauge", (), "Bytes of finished flights that are not in the database yet."),
-    Described("tidegate_spool_bound_bytes", "gauge", (), "Bytes that the spool may hold."),
-    Described("tidegate_spool_dropped_total", "counter", (), "Flights lost because the spool was full."),
+    Described("tidegate_spool_max_bytes", "gauge", (), "Bytes that the spool may hold."),
+    Described("tidegate_spool_lost_total", "counter", (), "Flights lost because the spool was full or could not be written."),
     Described("tidegate_database_up", "gauge", (), "1 where the database answered last time, else 0."),
     Described("tidegate_embedder_up", "gauge", (), "1 where the embedder answered last time, else 0."),
     Described("tidegate_engine_up", "gauge", ("engine",), "1 where the engine answered last time, else 0."),

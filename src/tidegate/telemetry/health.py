@@ -14,7 +14,6 @@ WINDOW_S = 60.0
 #: Below this many flights a share of errors says nothing.
 MIN_FLIGHTS = 20
 ERROR_SHARE = 0.05
-SPOOL_SHARE = 0.8
 SLOW_DATABASE_MS = 250.0
 
 #: Ends that are our fault or the engine's, never the caller's.
@@ -29,9 +28,9 @@ def health(figures: Mapping[str, Any], newest: Sequence[FlightRecord], now_unix_
     """The /health document. Pure: `figures` come from the rooms, `newest` from the ring (newest first, `ring_limit` long when full).
 
     `figures` may hold (a missing one is left out of the document, never invented):
-    `requests_in_flight` int; `database` {up, latency_ms, why}; `engines` {name: {up, why, ...}}; `embedder` {up, why, ...};
-    `spool` {bytes, bound_bytes, dropped, ...}; `capabilities` {loaded, broken}; and anything else, passed on as it is
-    (`process`, `version`, `uptime_s`, ...).
+    `requests_in_flight` int; `database` {up, round_trip_ms, why}; `engines` {name: {up, why, ...}}; `embedder` {up, why, ...};
+    `spool` {bytes, max_bytes, near, lost, rejected, last_drain_error, ...}; `capabilities` {loaded, broken}; and anything else, passed on
+    as it is (`process`, `version`, ...).
 
     Returns `status` (ok, degraded, down), `why` (a sentence per bad figure: what it means, what to do), `traffic`, and the figures.
     """
@@ -106,9 +105,9 @@ def _database(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Fi
                 "keys are those last read. Start it, or correct store.dsn.",
             )
         ]
-    latency_ms = database.get("latency_ms") or 0.0
-    if latency_ms > SLOW_DATABASE_MS:
-        return [("degraded", f"The database takes {latency_ms:.0f} ms for the smallest query: retrieval is slow. See its load and disk.")]
+    round_trip_ms = database.get("round_trip_ms") or 0.0
+    if round_trip_ms > SLOW_DATABASE_MS:
+        return [("degraded", f"The database takes {round_trip_ms:.0f} ms for the smallest query: retrieval is slow. See its load.")]
     return []
 
 
@@ -127,18 +126,27 @@ def _embedder(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Fi
 
 def _spool(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
     spool: Mapping[str, Any] = figures.get("spool", {})
-    used, bound, dropped = spool.get("bytes", 0), spool.get("bound_bytes", 0), spool.get("dropped", 0)
+    lost, rejected = spool.get("lost", 0), spool.get("rejected", 0)
     findings: list[Finding] = []
-    if bound and used > SPOOL_SHARE * bound:
+    if spool.get("near"):
+        used = spool["bytes"] / spool["max_bytes"]
+        error = spool.get("last_drain_error")
+        why = f" ({error})" if error else ""
         findings.append(
             (
                 "degraded",
-                f"The spool holds {used / bound:.0%} of its bound: flights reach the database too slowly or not at all, and token stamps "
-                "are left out. Bring the database back, or raise the spool's bound.",
+                f"The spool holds {used:.0%} of its bound: flights reach the database too slowly or not at all{why}, and token stamps are "
+                "left out. Bring the database back, or raise spool.max_bytes.",
             )
         )
-    if dropped:
-        findings.append(("degraded", f"{dropped} flights were lost because the spool was full: what the database counts is too low."))
+    if lost:
+        findings.append(
+            ("degraded", f"{lost} flights were lost because the spool could not be written: the database counts too few. See the log.")
+        )
+    if rejected:
+        findings.append(
+            ("degraded", f"The database refused {rejected} flights; they are set aside beside the spool. The log names the reason.")
+        )
     return findings
 
 
@@ -166,7 +174,7 @@ _JUDGES: tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], list[Finding]], 
 
 
 def _because(figures: Mapping[str, Any]) -> str:
-    return f" ({figures['why']})" if figures.get("why") else ""
+    return f" ({str(figures['why']).rstrip('.')})" if figures.get("why") else ""
 
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
