@@ -39,6 +39,9 @@ Link = psycopg.AsyncConnection[TupleRow]
 #: While the database is down, one call in this time looks whether it is back.
 LOOK_AGAIN_NS = 1_000_000_000
 
+#: /health is asked by watchdogs that wait a second themselves.
+HEALTH_WITHIN_S = 0.5
+
 log = logging.getLogger("tidegate.stores")
 # The pool says the same thing for every try of every connection; the change from up to down and back is ours to say, once.
 logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
@@ -65,9 +68,13 @@ class Postgres:
         """Live figures for /health: up or why not, round trip, connections. Never raises."""
         began_ns = time.perf_counter_ns()
         try:
-            await self._run(lambda link: link.execute("select 1"))
+            async with asyncio.timeout(HEALTH_WITHIN_S):
+                await self._run(lambda link: link.execute("select 1"))
         except StoreDown as down:
             return {"up": False, "why": down.message, "hint": down.hint}
+        except TimeoutError:
+            why = self._why or f"no answer within {HEALTH_WITHIN_S} s"
+            return {"up": False, "why": f"The database {self.place} cannot be reached: {why}.", "hint": "Is PostgreSQL running there?"}
         pool = self._pool
         stats = pool.get_stats() if pool else {}
         return {

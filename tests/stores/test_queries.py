@@ -1,0 +1,65 @@
+"""Queries have a name and a sentence each, and lie in one place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import tidegate.stores
+from tidegate.core.errors import StoreDown, TidegateError
+from tidegate.stores.down import translate, where
+from tidegate.stores.queries import parse, queries
+
+ROOM = Path(tidegate.stores.__file__).parent
+
+
+def test_every_query_has_a_name_and_a_sentence() -> None:
+    """Nothing in the files stands outside a named query; each sentence ends like one."""
+    for file in (ROOM / "sql").glob("*.sql"):
+        text = file.read_text()
+        found = parse(text)
+        assert text.startswith("-- name: ")
+        assert len(found) == text.count(";\n") == text.count("-- name:")
+        for query in found:
+            assert query.sentence.endswith("."), query.name
+            assert query.sql.endswith(b";"), query.name
+
+
+def test_every_query_is_used_and_no_other_sql_is_hidden_in_code() -> None:
+    """Names in code and names in files are the same."""
+    code = (ROOM / "systems" / "postgres.py").read_text()
+    used = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', code))
+    assert set(queries()) <= used
+    assert not re.search(r"insert into|delete from|update tidegate", code)
+
+
+def test_a_file_may_hold_many_queries() -> None:
+    """In the order of the file."""
+    assert [query.name for query in parse("-- name: a\n-- A.\nselect 1;\n\n-- name: b\n-- B.\nselect 2;\n")] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("dsn", "place"),
+    [
+        ("postgres://u:geheim@db.example:5433/main", "main at db.example:5433"),
+        ("host=/run/pg dbname=tidegate password=geheim", "tidegate at /run/pg:5432"),
+        ("", "the default database at the default socket:5432"),
+        ("postgres://[geheim", "the database of store.dsn (which cannot be read)"),
+    ],
+)
+def test_a_place_is_named_without_its_password(dsn: str, place: str) -> None:
+    """In errors and logs."""
+    assert where(dsn) == place
+
+
+def test_errors_say_the_way_out() -> None:
+    """Schema missing: migrate. Connection lost: is it running. A value refused: a fault of ours, and not StoreDown."""
+    assert "migrate" in (translate(psycopg.errors.UndefinedTable("x"), "").hint or "")
+    assert "running" in (translate(psycopg.OperationalError("x"), "").hint or "")
+    assert "statement_timeout_s" in (translate(psycopg.errors.QueryCanceled("x"), "").hint or "")
+    assert isinstance(translate(psycopg.errors.DiskFull("x"), ""), StoreDown)
+    refused = translate(psycopg.errors.UntranslatableCharacter("x"), "")
+    assert type(refused) is TidegateError
