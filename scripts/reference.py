@@ -192,7 +192,7 @@ def cli_page() -> str:
         "well, 2 where a setting or an option is wrong, else 1. `tidegate --debug COMMAND ...` shows the traceback of an error.", "",
     ]
     for path, command in _commands("tidegate", command_line):
-        lines += [f"## {path}", "", (command.help or "").strip(), "", "```", _usage(path, command), "```", ""]
+        lines += [f"## {path}", "", (command.help or "").strip(), "", "```text", _usage(path, command), "```", ""]
         options = [one for one in command.params if isinstance(one, click.Option)]
         if options:
             lines += ["| option | what it does |", "|---|---|", *(_option(one) for one in options), ""]
