@@ -33,9 +33,9 @@ def site(house: House) -> Iterator[str]:
         house.page.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A headless Chromium; Debian's own."""
+    """A headless Chromium; Debian's own. For one module of plain tests: while it runs, this thread can run no other event loop."""
     if shutil.which(CHROMIUM) is None:
         pytest.skip(f"{CHROMIUM} is not there: apt-get install chromium")
     from playwright.sync_api import sync_playwright
