@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -18,8 +19,10 @@ LIST = re.compile(r"(<!-- files: (?P<room>\S+) -->\n).*?(<!-- end of files -->)"
 #: How a file that is not Python says what it is, in its first lines.
 FIRST_COMMENT = re.compile(r"\A\s*(?:--|//|/\*|\{#-?|<!--|#)\s*(.+?)\s*(?:\*/|-?#\}|-->)?\s*$", re.MULTILINE)
 NAMED_QUERY = re.compile(r"^-- name: (\w+)", re.MULTILINE)
-#: Taken from elsewhere or without words of their own: the folder's README speaks for vendored files.
+#: Taken from elsewhere (their folder has a list of its own), or pictures and marks.
 SPEECHLESS = ("vendor/", "py.typed", ".svg", ".png", ".ico", ".woff2")
+#: A template begins with what it sends, so its folder is named, with the files in it.
+TEMPLATE = ".html"
 
 
 def files() -> list[Path]:
@@ -50,11 +53,23 @@ def room_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else "."
 
 
+def entries() -> Iterator[tuple[str, str, str]]:
+    """What is listed: name below src/tidegate, its words, its room."""
+    templates: dict[Path, list[str]] = {}
+    for path in files():
+        if path.suffix == TEMPLATE:
+            templates.setdefault(path.parent, []).append(path.stem)
+        else:
+            yield path.relative_to(SOURCE).as_posix(), says(path), room_of(path)
+    for folder, names in templates.items():
+        yield f"{folder.relative_to(SOURCE).as_posix()}/", f"The templates {', '.join(names)}.", room_of(folder / "x")
+
+
 def render(page: str) -> str:
     """The page with every list written anew. Raises ValueError where a room has no place on the page."""
     rooms: dict[str, list[str]] = {}
-    for path in files():
-        rooms.setdefault(room_of(path), []).append(f"- `{path.relative_to(SOURCE).as_posix()}`: {says(path)}\n")
+    for name, words, room in entries():
+        rooms.setdefault(room, []).append(f"- `{name}`: {words}\n")
     without = set(rooms) - {found["room"] for found in LIST.finditer(page)}
     if without:
         raise ValueError(f"ARCHITECTURE.md has no '<!-- files: ROOM -->' for: {', '.join(sorted(without))}.")

@@ -103,7 +103,9 @@ def test_missing_debian_packages_are_named_to_an_ordinary_user(checkout: Path, t
 def test_ctrl_c_ends_a_stage_at_once(checkout: Path, tmp_path: Path) -> None:
     """The running stage gets the interrupt, can clean up, and nothing is left."""
     mark = tmp_path / "mark"
-    slow = script(tmp_path / "python3", f'case "$1" in -m) trap "echo cleaned >{mark}; exit 1" INT; echo >{mark}; while sleep 0.1; do :; done;; esac')
+    slow = script(
+        tmp_path / "python3", f'case "$1" in -m) trap "echo cleaned >{mark}; exit 1" INT; echo >{mark}; while sleep 0.1; do :; done;; esac',
+    )
     process = subprocess.Popen(
         ["scripts/setup.sh"], cwd=checkout, env={**os.environ, "PYTHON": str(slow)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, start_new_session=True,
