@@ -69,9 +69,13 @@ def check_fields(fields: dict[str, Any], known: Fields) -> None:
         if value is None:
             absent.append(name)
         elif not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise BadRequest(f"`{name}` must be {' or '.join(_NAMES[kind] for kind in kinds)}.", hint="See the API reference.", param=name)
+            raise BadRequest(f"`{name}` must be {_say(kinds)}.", hint="docs/openai.md lists the fields and their types.", param=name)
     for name in absent:
         del fields[name]
+
+
+def _say(kinds: tuple[type, ...]) -> str:
+    return " or ".join(_NAMES[kind] for kind in kinds if not (kind is int and float in kinds))
 
 
 def check_messages(messages: Any) -> None:
