@@ -1,0 +1,71 @@
+"""A scripted engine in the test's own loop, and the engines that talk to it. Tests run on uvloop, as the product does, and on asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import pytest
+import uvloop
+
+from tidegate.bench.scripted import Scripted, start
+from tidegate.core.ask import EngineCall
+from tidegate.core.plugins import load, names
+from tidegate.engines.openai_http import OpenAIHttp
+from tidegate.engines.settings import EngineSettings
+
+ADAPTERS = names("tidegate.engines.adapters")
+#: No condition in these tests takes longer than this unless it is broken.
+BOUND_S = 10.0
+
+Build = Callable[..., OpenAIHttp]
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.SelectorEventLoop}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Scripted]:
+    server = await start()
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+async def build(server: Scripted) -> AsyncIterator[Build]:
+    """Makes engines that talk to the scripted server; closes them."""
+    made: list[OpenAIHttp] = []
+
+    def make(adapter: str = "openai", **settings: Any) -> OpenAIHttp:
+        section = EngineSettings(adapter=adapter, **{"url": server.url, "models": ["m"], **settings})
+        engine: OpenAIHttp = load("tidegate.engines.adapters", adapter).build("test", section)
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        await engine.close()
+
+
+@pytest.fixture(params=ADAPTERS)
+def engine(request: pytest.FixtureRequest, build: Build) -> OpenAIHttp:
+    """Each adapter, patient for a second."""
+    return build(request.param, first_token_s=1.0, inter_token_s=0.3, total_s=5.0)
+
+
+def ask(orders: str = "", **fields: Any) -> EngineCall:
+    """A chat call whose prompt carries orders for the scripted engine."""
+    return EngineCall("chat", "m", {"messages": [{"role": "user", "content": f"Say something. {orders}"}], **fields})
+
+
+def complete(orders: str = "", **fields: Any) -> EngineCall:
+    return EngineCall("completion", "m", {"prompt": f"Once upon a time {orders}", **fields})
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, with a bound."""
+    async with asyncio.timeout(BOUND_S):
+        while not condition():
+            await asyncio.sleep(0.001)
