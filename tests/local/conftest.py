@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -22,6 +23,28 @@ import pytest
 from tidegate.local.process import Process
 
 PATIENCE_S = 30.0
+_ROOT = os.geteuid() == 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "as_root: about what root does; left out for other users")
+    config.addinivalue_line("markers", "mounts: mounts a small disk; left out where that is not allowed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Facts about root are none for other users: such tests are left out, not skipped, since a skip means that something is missing."""
+    unfit = [name for name, fits in (("as_root", _ROOT), ("mounts", _may_mount())) if not fits]
+    out = [item for item in items if any(item.get_closest_marker(name) for name in unfit)]
+    if out:
+        items[:] = [item for item in items if item not in out]
+        config.hook.pytest_deselected(items=out)
+
+
+@functools.cache
+def _may_mount() -> bool:
+    """CAP_SYS_ADMIN (bit 21) among the effective capabilities: containers often take it from root."""
+    effective = re.search(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return _ROOT and effective is not None and bool(int(effective[1], 16) >> 21 & 1)
 
 
 def wait_for(what: str, true: Callable[[], Any]) -> Any:
@@ -119,6 +142,16 @@ def home() -> Iterator[Path]:
 
 
 @pytest.fixture
+def small_disk(home: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    disk = home / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=755", "tidegate", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.fixture
 def start(home: Path) -> Iterator[Callable[..., Up]]:
     """Starts `tidegate up` in the test's folder; whatever still runs at the end is stopped."""
     started: list[Up] = []
@@ -139,10 +172,10 @@ def start(home: Path) -> Iterator[Callable[..., Up]]:
 
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Up]:
-    """One `tidegate up` with database and engine, shared by a module's tests."""
+    """One `tidegate up` with database, engine and embedder, shared by a module's tests."""
     folder = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
     folder.chmod(0o711)
-    up = Up(folder, settings={"postgres": True, "engine": True})
+    up = Up(folder, settings={"postgres": True, "engine": True, "embedder": True})
     try:
         yield up.ready()
     finally:

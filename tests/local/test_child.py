@@ -59,9 +59,10 @@ async def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         await child.start()
 
 
-async def test_a_full_disk_in_a_childs_log_gets_its_own_hint(tmp_path: Path) -> None:
-    """Whatever the child is, "No space left on device" has one way out."""
-    child = Child(spec(tmp_path, "import sys; sys.exit('could not write: No space left on device')", _never, hint="another hint"))
+@pytest.mark.parametrize("words", ["could not write: No space left on device", "HINT:  Check free disk space."])
+async def test_a_full_disk_in_a_childs_log_gets_its_own_hint(tmp_path: Path, words: str) -> None:
+    """Whatever the child is, and however it says it, a full disk has one way out."""
+    child = Child(spec(tmp_path, f"import sys; sys.exit({words!r})", _never, hint="another hint"))
     with pytest.raises(LocalPartError) as error:
         await child.start()
     assert "The disk is full" in str(error.value.hint)

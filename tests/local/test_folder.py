@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +12,7 @@ from tidegate.core.errors import LocalPartError
 from tidegate.local.folder import DataFolder, explained, fits_socket, socket_folder
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tidegate", disk], check=False).returncode != 0:
-        pytest.skip("mounting a small disk needs root and the right to mount")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
-
-
+@pytest.mark.mounts
 def test_too_little_disk_is_said_with_both_figures(small_disk: Path) -> None:
     """What is free and what is wanted stand in the error."""
     with pytest.raises(LocalPartError, match=r"has 8 MB free; at least 500 MB are wanted \(local.min_free_disk_mb\)") as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from .conftest import Up
 
 Start = Callable[..., Up]
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root lends PostgreSQL another user")
+as_root = pytest.mark.as_root
 
 
 @pytest.fixture

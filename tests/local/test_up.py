@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,20 +104,41 @@ def test_a_gateway_that_cannot_start_is_shown_with_its_last_words(start: Start) 
     assert any(re.match(r"ERROR gateway ended with code 1 before it was ready", line) for line in up.lines)
 
 
+@pytest.mark.mounts
+def test_a_disk_that_is_too_small_for_the_database_is_said(start: Start, small_disk: Path) -> None:
+    """Whatever runs out of room first, the hint is the same and nothing runs on."""
+    up = start(data=small_disk / "data", settings={"postgres": True, "min_free_disk_mb": 0})
+    assert up.ended() == 3
+    assert any(line.startswith("HINT") and "The disk is full" in line for line in up.lines), up.lines
+
+
+@pytest.mark.mounts
+def test_a_part_is_restarted_on_a_full_disk(start: Start, small_disk: Path) -> None:
+    """A running Tidegate does not fall over because a pid file cannot be written."""
+    up = start(data=small_disk / "data", settings={"min_free_disk_mb": 0}).ready()
+    pid = up.gateway()["pid"]
+    with contextlib.suppress(OSError), (small_disk / "fill").open("wb", buffering=0) as fill:
+        while True:
+            fill.write(b"x" * 65536)
+    os.kill(pid, signal.SIGKILL)
+    up.said("gateway is back")
+    assert up.gateway()["pid"] != pid
+
+
 def test_the_gateway_is_told_where_everything_is(whole: Up) -> None:
     """Address of the database and the engine with its key reach the gateway."""
     told = whole.gateway()["told"]
     assert told["dsn"].startswith("postgresql://tidegate@/tidegate?host=")
     assert told["engine"]["model"] == "smollm2-135m-instruct"
     assert told["engine"]["slots"] == 4
-    assert told["embedder"] is None
+    assert Path(told["embedder"]).is_socket()
 
 
 def _pid_after(up: Up, name: str, pid: int) -> Any:
     return wait_for(f"another {name}", lambda: (child := up.child(name)) and child.pid != pid and child)
 
 
-@pytest.mark.parametrize("name", ["gateway", "engine", "postgres"])
+@pytest.mark.parametrize("name", ["gateway", "engine", "embedder", "postgres"])
 def test_a_killed_child_is_restarted(whole: Up, name: str) -> None:
     """kill -9 of any part brings a new one; the gateway's and the engine's addresses stay the same."""
     before, told = whole.child(name), whole.gateway()["told"]

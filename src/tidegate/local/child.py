@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -24,6 +25,10 @@ _FIRST_DELAY_S = 0.2
 _LAST_DELAY_S = 30.0
 _HEALTHY_S = 60.0
 _PROBE_EVERY_S = 0.05
+
+#: How a child says that the disk is full (the second is PostgreSQL's hint after a short write); a full disk may leave it speechless, too.
+_DISK_FULL = (os.strerror(errno.ENOSPC), "Check free disk space", os.strerror(errno.EDQUOT))
+_HARDLY_ANYTHING_BYTES = 1_000_000
 
 #: Tells what happened to a child, in words for people.
 Tell = Callable[[str], None]
@@ -145,8 +150,10 @@ class Child:
             os.close(log)
         self._pidfd = os.pidfd_open(self._process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
-        if (process := Process.of(self._process.pid)) is not None:
-            process.write(spec.pid_file)
+        # A full disk takes the pid file, not the kernel's death signal; a running Tidegate must be able to restart its parts.
+        with contextlib.suppress(OSError):
+            if (process := Process.of(self._process.pid)) is not None:
+                process.write(spec.pid_file)
 
     def _reap(self) -> None:
         assert self._process is not None
@@ -168,7 +175,7 @@ class Child:
     def _error(self, message: str) -> LocalPartError:
         said = self.spec.log.tail(self._log_offset)
         hint = self.spec.hint
-        if os.strerror(errno.ENOSPC) in said:
+        if any(words in said for words in _DISK_FULL) or shutil.disk_usage(self.spec.log.path.parent).free < _HARDLY_ANYTHING_BYTES:
             hint = "The disk is full: free some space, or set local.data to a folder on a larger disk."
         return LocalPartError(f"{message} Its log {self.spec.log.path} ends with:\n{said or '(nothing)'}", hint=hint)
 

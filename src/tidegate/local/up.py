@@ -72,7 +72,8 @@ class _Supervisor:
             if not self._signalled:
                 raise
         except BaseExceptionGroup as group:
-            raise _first_of(group) from group
+            with explained(self._folder.path):
+                raise _first_of(group) from group
         finally:
             self._ending = True
             gone = await self._stop()
