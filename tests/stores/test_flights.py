@@ -81,6 +81,15 @@ async def test_what_a_database_cannot_keep_is_marked_and_the_rest_stays(store: F
     assert found.decisions == [(1, "x", {"k\ufffd": ["\ufffd", {"a": "\ufffd"}]})]
 
 
+async def test_a_nul_alone_is_marked(store: FlightStore) -> None:
+    """It can be written as JSON, but PostgreSQL would refuse it."""
+    flight = a_flight(model="a\0")
+    await store.write_flights([flight], [])
+    found = await store.get_flight(flight.id)
+    assert found is not None
+    assert found.model == "a\ufffd"
+
+
 async def test_a_backslash_before_u0000_is_not_a_nul(store: FlightStore) -> None:
     r"""The six characters \u0000 are text like any other."""
     flight = a_flight(model="\\u0000")
@@ -90,11 +99,15 @@ async def test_a_backslash_before_u0000_is_not_a_nul(store: FlightStore) -> None
 
 async def test_kept_text_comes_back_until_its_time_is_over(store: FlightStore) -> None:
     """Text past its time is not handed out, even before it is deleted, and never stored late."""
-    flight, late = a_flight(1), a_flight(2)
+    flight, late, brief = a_flight(1), a_flight(2), a_flight(3)
     text = a_text(flight.id)
-    await store.write_flights([flight, late], [text, a_text(late.id, left_s=-1)])
+    await store.write_flights([flight, late, brief], [text, a_text(late.id, left_s=-1), a_text(brief.id, left_s=0.2)])
     assert await store.get_kept(flight.id) == text
     assert await store.get_kept(late.id) is None
+    deadline_ns = time.perf_counter_ns() + 10 * 10**9
+    while await store.get_kept(brief.id):
+        assert time.perf_counter_ns() < deadline_ns
+    assert await store.forget_expired() == 1  # it was there, and only hidden
 
 
 async def test_expired_text_is_forgotten(store: FlightStore) -> None:
