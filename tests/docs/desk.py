@@ -73,7 +73,8 @@ class Desk:
             assert process.wait(60) == 0, f"{block.where} ended with status {process.returncode} after Ctrl-C"
 
     def _lasting(self, text: str) -> str:
-        return f"trap 'env -0 >.desk-environment' EXIT\n{text}"
+        # Every variable is exported, so that it is there for the next block, as it is in a reader's one shell.
+        return f"trap 'env -0 >.desk-environment' EXIT\nset -a\n{text}"
 
     def _remember(self) -> None:
         saved = self.folder / ".desk-environment"
