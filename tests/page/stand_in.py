@@ -208,13 +208,14 @@ class House:
     left: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     health: dict[str, Any] = field(default_factory=lambda: {
-        "status": "ok", "in_flight": 2, "engines": {"local": {"up": True}}, "embedder": {"up": True}, "database": {"up": True},
-        "spool": {"waiting": 0, "bytes": 18_400, "max_bytes": 64_000_000},
+        "status": "ok", "why": [], "requests_in_flight": 2, "engines": {"local": {"up": True}}, "embedder": {"up": True},
+        "database": {"up": True, "round_trip_ms": 0.42},
+        "spool": {"records_waiting": 0, "near": False, "bytes": 18_400, "max_bytes": 64_000_000},
     })
     tokens: TokenFolder | None = None
     page: Page | None = None
 
-    def find(self, presented_key: str) -> Caller:
+    async def look_up(self, presented_key: str) -> Caller:
         if self.keys_down:
             raise StoreDown("Keys could not be read yet.", hint="The database is still starting: try again in a moment.")
         if (caller := KEYS.get(presented_key)) is None:

@@ -83,6 +83,18 @@ def test_a_form_becomes_typed_fields_and_the_answer_is_a_table(desk: Desk, house
     assert desk.complaints == []
 
 
+def test_an_empty_list_can_be_said(desk: Desk, house: House) -> None:
+    """A list that is empty is not one that is not given."""
+    page = desk.go("/#underwriting-assess")
+    page.click(f"{ASSESS} .example >> nth=0")
+    page.click(f"{ASSESS} button.main")
+    page.wait_for_selector(f"{ASSESS} .to-flight")
+    page.check(f"{ASSESS} [data-none=medical_history]")
+    page.click(f"{ASSESS} button.main")
+    until(lambda: len(house.bodies) == 2)
+    assert [body.get("medical_history") for body in house.bodies] == [None, []]
+
+
 def test_what_the_contract_refuses_is_shown_at_its_field(desk: Desk, house: House) -> None:
     """The message, the code and the trace, and the field that is wrong has the focus."""
     page = desk.go("/#underwriting-assess")

@@ -112,6 +112,20 @@ async def test_a_broken_form_is_a_wrong_key(nobody: httpx.AsyncClient, body: byt
     assert answer.status_code == 401
 
 
+@pytest.mark.parametrize("headers", [{"Origin": "https://page.test"}, OURS | {"X-Forwarded-Proto": "https"}])
+async def test_over_https_the_cookie_is_secure(nobody: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    """Also where a proxy speaks https for us."""
+    answer = await nobody.post("/login", data={"key": "tg_acme"}, headers=headers)
+    assert answer.headers["set-cookie"].endswith("; Secure")
+
+
+async def test_the_reasons_of_bad_health_are_told(house: House, admin: httpx.AsyncClient) -> None:
+    """A sentence each, with what to do."""
+    house.health |= {"status": "degraded", "why": ["The database does not answer: start it, or correct `store.dsn`."]}
+    page = (await admin.get("/")).text
+    assert "start it, or correct <code>store.dsn</code>." in page
+
+
 async def test_a_link_signs_in_once(house: House, nobody: httpx.AsyncClient) -> None:
     """The second use says why not; no redirect, so that the strict cookie goes with the next request."""
     assert house.tokens is not None

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from tidegate.api.page.tokens import OneTimeTokens
 from tidegate.core.ask import Caller
-from tidegate.core.ports import CallerLookup, FlightStore, LiveFlights
+from tidegate.core.ports import FlightStore, LiveFlights
+
+
+class Keys(Protocol):
+    """From a presented key to who asks; a key that was made a moment ago is known, too."""
+
+    async def look_up(self, presented_key: str) -> Caller:
+        """Raises Unauthorized, or StoreDown where keys could not be read yet."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +33,12 @@ class CapabilityView:
 class PageDeps:
     """The page's ports.
 
-    - `health`: the body of /health as a dict; see health.py for the names that are shown
+    - `health`: the body of /health; see health.py for the names that are shown
     - `secret`: signs the session cookie; the same for all workers
     - `current`: what a signed-in caller is now; None where the key was revoked since. Asked on every request of the page.
     """
 
-    callers: CallerLookup
+    callers: Keys
     live: LiveFlights
     flights: FlightStore
     health: Callable[[], Awaitable[dict[str, Any]]]

@@ -15,19 +15,22 @@ _LONG_TEXT = 120
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One input. `kind`: text, long, number, integer, choice, yes_no, lines, json or group; `name` is the dotted path in the body."""
+    """One input. `kind`: text, long, number, integer, choice, yes_no, lines, json or group; `name` is the dotted path in the body.
+
+    `may_be_none`: a list that may be empty, which is not the same as a list that is not given.
+    """
 
     name: str
     label: str
     kind: str
     help: str = ""
     required: bool = False
+    may_be_none: bool = False
     choices: list[str] = field(default_factory=list)
     minimum: float | None = None
     maximum: float | None = None
     min_length: int | None = None
     max_length: int | None = None
-    pattern: str = ""
     placeholder: str = ""
     fields: list[Field] = field(default_factory=list)
 
@@ -70,9 +73,9 @@ def _field(name: str, prefix: str, part: dict[str, Any], required: bool) -> Fiel
     shown = part.get("examples") or []
     return Field(
         path, label, kind, str(part.get("description", "")), required,
-        choices=[str(choice) for choice in _choices(part)],
+        may_be_none=kind == "lines" and not part.get("minItems"), choices=[str(choice) for choice in _choices(part)],
         minimum=part.get("minimum", part.get("exclusiveMinimum")), maximum=part.get("maximum", part.get("exclusiveMaximum")),
-        min_length=part.get("minLength"), max_length=part.get("maxLength"), pattern=str(part.get("pattern", "")),
+        min_length=part.get("minLength"), max_length=part.get("maxLength"),
         placeholder=str(shown[0]) if shown and kind in ("text", "number", "integer") else "",
         fields=fields(part, f"{path}.", needed=required) if kind == "group" else [],
     )

@@ -1,6 +1,7 @@
 """The figures at the top of the page: a fold over /health and the newest flights. Every name is optional: what is absent is not shown.
 
-Names read: `status`, `in_flight`, `engines.{name}.{up,why}`, `embedder.{up,why}`, `database.{up,why}`, `spool.{waiting,bytes,max_bytes}`.
+Names read: `status`, `why`, `requests_in_flight`, `engines.{name}.up`, `embedder.up`, `database.{up,round_trip_ms}`,
+`spool.{records_waiting,bytes,max_bytes,near}`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ class HealthReader:
             return self._known
 
 
+def reasons(health: dict[str, Any]) -> list[str]:
+    """Why the status is not ok, a sentence each."""
+    return [str(why) for why in health.get("why") or ()]
+
+
 def figures(health: dict[str, Any], recent: Sequence[FlightRecord]) -> list[Figure]:
     """What the head of the page shows, in order."""
     return [*_status(health), *_times(recent), *_parts(health), *_spool(health)]
@@ -64,8 +70,8 @@ def _status(health: dict[str, Any]) -> list[Figure]:
     status = str(health.get("status", "unknown"))
     tone = {"ok": "good", "degraded": "warn", "unknown": "warn"}.get(status, "bad")
     found = [Figure("Status", status, tone=tone)]
-    if "in_flight" in health:
-        found.append(Figure("In flight", f"{health['in_flight']:,}"))
+    if "requests_in_flight" in health:
+        found.append(Figure("In flight", f"{health['requests_in_flight']:,}"))
     return found
 
 
@@ -91,8 +97,9 @@ def _parts(health: dict[str, Any]) -> list[Figure]:
         found.append(Figure("Engine", "down" if down else "up", ", ".join(down) or names, "bad" if down else "good"))
     for key, name in (("embedder", "Embedder"), ("database", "Database")):
         if part := health.get(key):
-            up = bool(part.get("up"))
-            found.append(Figure(name, "up" if up else "down", "" if up else str(part.get("why", ""))[:80], "good" if up else "bad"))
+            up, took_ms = bool(part.get("up")), part.get("round_trip_ms")
+            note = f"answers in {words.ms(took_ms * 1e6)} ms" if up and took_ms else ""
+            found.append(Figure(name, "up" if up else "down", note, "good" if up else "bad"))
     return found
 
 
@@ -100,8 +107,7 @@ def _spool(health: dict[str, Any]) -> list[Figure]:
     spool = health.get("spool")
     if not spool:
         return []
-    waiting, used, bound = spool.get("waiting"), spool.get("bytes"), spool.get("max_bytes")
+    waiting, used, bound = spool.get("records_waiting"), spool.get("bytes"), spool.get("max_bytes")
     note = words.size(used) + (f" of {words.size(bound)}" if bound else "") if used is not None else ""
-    full = bool(used is not None and bound and used > 0.8 * bound)
     value = "–" if waiting is None else "empty" if waiting == 0 else f"{waiting:,} waiting"
-    return [Figure("Spool", value, note, "warn" if full else "")]
+    return [Figure("Spool", value, note, "warn" if spool.get("near") else "")]

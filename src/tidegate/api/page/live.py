@@ -61,7 +61,7 @@ class Live:
                 else:
                     rows = sent_rows
                 recent = self._deps.live.recent(wanted.tenant, health.RECENT)
-                figures = self._views.health(health.figures(await self._reader.read(), recent))
+                figures = self._views.health(await self._reader.read(), recent)
                 parts = [_partial("#health", figures)] if figures != sent_health else []
                 if rows != sent_rows:
                     parts.append(_partial("#rows", rows))

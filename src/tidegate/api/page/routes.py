@@ -94,7 +94,7 @@ class Page:
         if (wait_s := self._door.wait_s(address)) > 0:
             return self._shut(wait_s)
         try:
-            caller = self._deps.callers.find(form.get("key", "").strip())
+            caller = await self._deps.callers.look_up(form.get("key", "").strip())
         except Unauthorized:
             self._door.failed(address)
             hint = "Keys begin with tg_ and are made by `tidegate keys create`."
@@ -119,7 +119,9 @@ class Page:
         return _html(self._views.page("missing.html", title=title, word=word, hint=hint), status)
 
     def _cookie(self, request: Request, caller: Caller) -> str:
-        return session.set_cookie(session.new_session(caller, self._deps.secret), secure=request.url.scheme == "https")
+        # A proxy that speaks https for us says so, and so does the browser; whoever lies about it only spoils his own cookie.
+        seen = (request.url.scheme, request.headers.get("x-forwarded-proto", ""), request.headers.get("origin", "").partition(":")[0])
+        return session.set_cookie(session.new_session(caller, self._deps.secret), secure="https" in seen)
 
     # What is seen.
 
@@ -135,7 +137,7 @@ class Page:
         chosen = {"capability": wanted.capability, "end": wanted.end}
         filters = {name: value for name, value in chosen.items() if value}
         return _html(self._views.page(
-            "overview.html", title="Overview", caller=caller, health=self._views.health(health.figures(await self._reader.read(), recent)),
+            "overview.html", title="Overview", caller=caller, health=self._views.health(await self._reader.read(), recent),
             capabilities=self._views.capabilities(capabilities), rows=self._views.rows(shown), count=len(shown), wanted=wanted,
             known=[one.path for one in capabilities], filters=urlencode(filters), store_down=older.down,
             older=urlencode(filters | {"before": shown[-1].id}) if len(found) > len(shown) else "",

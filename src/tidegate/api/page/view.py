@@ -40,8 +40,10 @@ class Views:
         """The list's rows, one line of HTML each."""
         return Markup("\n").join(self._row(flight) for flight in flights)
 
-    def health(self, figures: list[health.Figure]) -> Markup:
-        return Markup(self.page("part/health.html", figures=figures))  # noqa: S704 - rendered by an autoescaping template
+    def health(self, told: dict[str, Any], recent: Sequence[FlightRecord]) -> Markup:
+        """The head of the page: the body of /health, and the newest flights' times."""
+        html = self.page("part/health.html", figures=health.figures(told, recent), reasons=health.reasons(told))
+        return Markup(html)  # noqa: S704 - rendered by an autoescaping template
 
     def flight(self, record: FlightRecord, caller: Caller) -> str:
         """The page of one flight."""

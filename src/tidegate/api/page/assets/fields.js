@@ -19,9 +19,15 @@ export function readForm(form) {
   const body = {};
   for (const input of inputs(form)) {
     const text = input.value.trim();
+    if (!text && none(form, input)?.checked) put(body, input.name.split("."), []);
     if (text) put(body, input.name.split("."), read(input, text));
   }
   return body;
+}
+
+/** The box that says that a list is empty, which is not the same as not given. */
+function none(form, input) {
+  return form.querySelector(`[data-none="${CSS.escape(input.name)}"]`);
 }
 
 function read(input, text) {
@@ -44,6 +50,8 @@ function put(body, path, value) {
 export function fillForm(form, body) {
   for (const input of inputs(form)) {
     const value = input.name.split(".").reduce((part, step) => part?.[step], body);
+    const empty = none(form, input);
+    if (empty) empty.checked = Array.isArray(value) && !value.length;
     input.value = value == null ? "" : (SHOW[input.dataset.kind]?.(value) ?? String(value));
   }
 }
