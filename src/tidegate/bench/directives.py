@@ -85,7 +85,7 @@ def parse(prompt: str) -> Directives:
     if at >= 0:
         found.answer = _answer(prompt[at + len(_JSON) :])
         prompt = prompt[:at]
-    blocks = _ORDER.findall(prompt)
+    blocks = [block for block in _ORDER.findall(prompt) if not block.startswith("json=")]
     for order in blocks[-1].split(",") if blocks else ():
         _obey(found, order)
     if found.answer is not None:

@@ -11,6 +11,7 @@ import msgspec
 
 from tidegate.core.chunk import Chunk, End, Usage
 from tidegate.core.errors import EngineCut, EngineEmpty, EngineError, EngineRefused
+from tidegate.engines.refusal import code_of
 
 #: Finish reasons as engines name them -> ours.
 _ENDS: dict[str, End] = {
@@ -134,11 +135,10 @@ class Dialect:
         said = error if isinstance(error, dict) else {"message": error}
         message = str(said.get("message") or "no reason given")[:2000]
         status = said.get("status") or said.get("code")
-        code = said.get("code") or said.get("type")
         return EngineRefused(
             f"{self.label} reports an error: {message}",
             engine_status=status if isinstance(status, int) and 400 <= status <= 599 else 502,
-            engine_code=code if isinstance(code, str) and code else None,
+            engine_code=code_of(said),
             hint="The engine's log has the details.",
         )
 

@@ -32,6 +32,8 @@ class Gathered:
                 self._top[key] = value
         for piece in event["choices"]:
             index = piece.get("index", 0)
+            if not isinstance(index, int):
+                continue
             choice = self._choices.setdefault(index, {"index": index, "finish_reason": None})
             for key, value in piece.items():
                 if key == "delta":

@@ -27,17 +27,21 @@ def refusal(label: str, status: int, headers: Mapping[bytes, bytes], body: bytes
     if status in (401, 403):
         # passed on, it would tell the caller that the caller's own key is wrong
         return EngineError(f"{label} refuses Tidegate's key ({status}): {message}", hint="Set api_key of this engine.")
-    code = next((c for c in (error.get("code"), error.get("type")) if isinstance(c, str) and c), None)
     if status in (400, 413) and _is_context(error, message):
         return _context_too_long(label, error, message)
     param = error.get("param")
     return EngineRefused(
         f"{label} refused the request ({status}): {message}",
         engine_status=status,
-        engine_code=code,
+        engine_code=code_of(error),
         param=param if isinstance(param, str) else None,
         retry_after_s=retry_after_s(headers.get(b"retry-after")),
     )
+
+
+def code_of(error: Mapping[str, Any]) -> str | None:
+    """The machine code of an engine's error: its `code`, or its `type` where the code is a number or missing."""
+    return next((c for c in (error.get("code"), error.get("type")) if isinstance(c, str) and c), None)
 
 
 def retry_after_s(value: bytes | None) -> float | None:

@@ -191,7 +191,8 @@ class Connection(asyncio.Protocol):
     """One socket to the engine, and the reply that it is busy with."""
 
     __slots__ = (
-        "_barren", "_interim", "_keep", "_now_ns", "_overrun", "_parser", "_until_eof", "_whole", "idle_ns", "pool", "reply", "transport", "uses",
+        "_barren", "_interim", "_keep", "_now_ns", "_overrun", "_parser", "_until_eof", "_whole",
+        "idle_ns", "pool", "reply", "transport", "uses",
     )  # fmt: skip
 
     transport: asyncio.Transport

@@ -37,7 +37,7 @@ class LlamaCpp(OpenAIHttp):
 
     async def start(self, call: EngineCall, flight: Flight) -> Stream:
         """As every engine's, with control tokens in message text defused (noted as `special_tokens_defused`)."""
-        return await super().start(_defused(call, flight), flight)
+        return await super().start(self.defused(call, flight), flight)
 
     async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
         """Streams from the engine, which can then be cancelled, and gives the events put together as `raw`."""
@@ -83,6 +83,32 @@ class LlamaCpp(OpenAIHttp):
         """Never the caller's own bytes: they were looked through and perhaps changed."""
         return msgspec.json.encode(self.fields(call, stream=stream))
 
+    def defused(self, call: EngineCall, flight: Flight) -> EngineCall:
+        """The call with a blank put into everything in its messages that reads as a control token."""
+        body = call.body if call.body or call.raw is None else msgspec.json.decode(call.raw)
+        messages = body.get("messages")
+        if call.kind != "chat" or messages is None:
+            return call
+        count = 0
+
+        def defuse(value: Any) -> Any:
+            nonlocal count
+            if isinstance(value, str):
+                value, n = _CONTROL.subn("< ", value)
+                count += n
+                return value
+            if isinstance(value, list):
+                return [defuse(item) for item in value]
+            if isinstance(value, dict):
+                return {key: defuse(item) for key, item in value.items()}
+            return value
+
+        messages = defuse(messages)
+        if not count:
+            return call
+        flight.decide("special_tokens_defused", count=count)
+        return EngineCall(call.kind, call.model, {**body, "messages": messages})
+
     async def _props(self) -> dict[str, Any]:
         props = await self.get_json(f"{self.root}/props")
         generation = props.get("default_generation_settings")
@@ -105,30 +131,3 @@ class LlamaCpp(OpenAIHttp):
 def build(name: str, settings: EngineSettings) -> LlamaCpp:
     """The engine of one `[engines.NAME]` section."""
     return LlamaCpp(name, settings)
-
-
-def _defused(call: EngineCall, flight: Flight) -> EngineCall:
-    """The call with a blank put into everything in its messages that reads as a control token."""
-    body = call.body if call.body or call.raw is None else msgspec.json.decode(call.raw)
-    messages = body.get("messages")
-    if call.kind != "chat" or messages is None:
-        return call
-    count = 0
-
-    def defuse(value: Any) -> Any:
-        nonlocal count
-        if isinstance(value, str):
-            value, n = _CONTROL.subn("< ", value)
-            count += n
-            return value
-        if isinstance(value, list):
-            return [defuse(item) for item in value]
-        if isinstance(value, dict):
-            return {key: defuse(item) for key, item in value.items()}
-        return value
-
-    messages = defuse(messages)
-    if not count:
-        return call
-    flight.decide("special_tokens_defused", count=count)
-    return EngineCall(call.kind, call.model, {**body, "messages": messages})

@@ -1,0 +1,238 @@
+"""The wire's own promises: sockets, TLS, names that do not resolve, replies that come in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tidegate.bench.scripted import Scripted, start
+from tidegate.core.errors import EngineCut, EngineDown, EngineError
+from tidegate.core.flight import Flight
+from tidegate.engines.wire import Patience, Pool, Reply
+
+from .conftest import Build, ask, until
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+ASK = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@asynccontextmanager
+async def raw_server(*pieces: bytes, close: bool = True) -> AsyncIterator[str]:
+    """Answers each request with these pieces, one write each, then closes or waits."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+                if close:
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    await server.wait_closed()
+
+
+@asynccontextmanager
+async def pool_of(url: str, **patience: float) -> AsyncIterator[Pool]:
+    pool = Pool("The engine 'x'", url, Patience(**{"first_token_s": 2.0, "inter_token_s": 2.0, "total_s": 5.0, **patience}))
+    yield pool
+    await pool.close()
+
+
+async def body_of(reply: Reply) -> bytes:
+    body = b""
+    while True:
+        body += b"".join(data for _, data in reply.take())
+        if reply.error is not None:
+            raise reply.error
+        if reply.done:
+            return body
+        await reply.wait(2**62, "the rest")
+
+
+async def test_nagle_is_off_on_both_sides(build: Build, server: Scripted) -> None:
+    """TCP_NODELAY is read back from our socket and from the scripted engine's."""
+    engine = build()
+    await engine.whole(ask("##n=1##"), Flight("test"))
+    (ours,) = engine.pool._all
+    (theirs,) = server.connections
+    for connection in (ours, theirs):
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
+async def test_errors_of_connecting_are_told_apart(tmp_path: Path) -> None:
+    """Refused, unknown host and time-out each say what they are."""
+    with socket.socket() as taken:  # bound, not listening
+        taken.bind(("127.0.0.1", 0))
+        async with pool_of(f"http://127.0.0.1:{taken.getsockname()[1]}") as pool:
+            with pytest.raises(EngineDown, match="refuses connections"):
+                await pool.send(ASK, Flight("test"))
+    async with pool_of("http://no-such-host.invalid:80") as pool:
+        with pytest.raises(EngineDown, match="does not resolve"):
+            await pool.send(ASK, Flight("test"))
+
+
+async def test_a_connection_that_is_never_accepted() -> None:
+    """A host that does not answer the handshake is EngineDown after connect_s, and the time is the flight's `engine.connect`."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        fillers = []
+        for _ in range(4):  # the queue of connections is full: the next handshake is dropped
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(deaf.getsockname())
+            fillers.append(filler)
+        flight = Flight("test")
+        async with pool_of(f"http://127.0.0.1:{deaf.getsockname()[1]}", connect_s=0.1) as pool:
+            with pytest.raises(EngineDown, match=r"within 0\.1 s"):
+                await pool.send(ASK, flight)
+        for filler in fillers:
+            filler.close()
+    assert [part for part, _ in flight.laps] == ["engine.connect"]
+
+
+async def test_an_answer_in_single_bytes_without_length() -> None:
+    """Head and body may come byte by byte, and a body without a length ends with the connection."""
+    answer = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\nhello"
+    async with raw_server(*(answer[i : i + 1] for i in range(len(answer)))) as url, pool_of(url) as pool:
+        reply = await pool.send(ASK, Flight("test"))
+        assert (reply.status, reply.headers[b"content-type"], await body_of(reply)) == (200, b"text/plain", b"hello")
+
+
+async def test_an_interim_answer_is_skipped() -> None:
+    """100 Continue is not the answer."""
+    answer = b"HTTP/1.1 100 Continue\r\nx: y\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+    async with raw_server(*answer, close=False) as url, pool_of(url) as pool:
+        for _ in range(2):
+            reply = await pool.send(ASK, Flight("test"))
+            assert (reply.status, await body_of(reply)) == (200, b"hi")
+            assert b"x" not in reply.headers
+
+
+async def test_a_length_that_is_not_kept() -> None:
+    """Fewer bytes than announced are a cut."""
+    async with raw_server(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhi") as url, pool_of(url) as pool:
+        with pytest.raises(EngineCut):
+            await body_of(await pool.send(ASK, Flight("test")))
+
+
+async def test_more_than_was_asked_for() -> None:
+    """Bytes behind an answer never become the next request's answer: the connection is closed."""
+    two = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhiHTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
+    async with raw_server(two, close=False) as url, pool_of(url) as pool:
+        for _ in range(3):
+            assert await body_of(await pool.send(ASK, Flight("test"))) == b"hi"
+            await until(lambda: pool.open_connections == 0)
+
+
+async def test_bytes_nobody_asked_for() -> None:
+    """An idle connection on which the engine speaks is closed and not used."""
+    late = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n"
+    async with raw_server(*late, close=False) as url, pool_of(url) as pool:
+        assert await body_of(await pool.send(ASK, Flight("test"))) == b"hi"
+        await until(lambda: pool.open_connections == 0)
+
+
+async def test_no_http_at_all() -> None:
+    """A server of another protocol is an EngineError that says so."""
+    async with raw_server(b"SSH-2.0-OpenSSH_9.2\r\n") as url, pool_of(url) as pool:
+        with pytest.raises(EngineError, match="does not speak HTTP"):
+            await pool.send(ASK, Flight("test"))
+
+
+async def test_an_old_idle_connection_is_not_used(server: Scripted) -> None:
+    """A connection idle for longer than keepalive_s is replaced."""
+    async with pool_of(server.url, keepalive_s=0.001) as pool:
+        for _ in range(2):
+            assert await body_of(await pool.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", Flight("test")))
+            await asyncio.sleep(0.01)
+    assert server.accepted == 2
+
+
+async def test_idle_connections_are_bounded(server: Scripted) -> None:
+    """No more than max_idle connections are kept."""
+    pool = Pool("The engine 'x'", server.url, Patience(), max_idle=2)
+    get = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    replies = await asyncio.gather(*(pool.send(get, Flight("test")) for _ in range(8)))
+    assert [reply.status for reply in replies] == [200] * 8
+    await until(lambda: pool.open_connections == 2)
+    await pool.close()
+
+
+async def test_laps_of_a_failed_request(server: Scripted) -> None:
+    """The time of a request that failed has an owner too."""
+    flight = Flight("test")
+    async with pool_of(server.url, first_token_s=0.05) as pool:
+        body = b'{"messages": [{"role": "user", "content": "##m=hang##"}]}'
+        with pytest.raises(EngineError):
+            await pool.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body), flight)
+    assert [part for part, _ in flight.laps] == ["engine.connect", "engine.send", "engine.first_byte"]
+    assert flight.laps[-1][1] >= 50_000_000
+
+
+def certificate(folder: Path, host: str) -> tuple[Path, Path]:
+    """A self-signed certificate for a host, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.UTC)
+    try:
+        subject: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        subject = x509.DNSName(host)
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([subject]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    cert_file, key_file = folder / "cert.pem", folder / "key.pem"
+    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return cert_file, key_file
+
+
+@pytest.mark.parametrize("case", ["trusted", "unknown", "other host"])
+async def test_https(build: Build, tmp_path: Path, case: str) -> None:
+    """https works with a CA of one's own; an unknown certificate or one for another host is EngineDown that says TLS."""
+    cert, key = certificate(tmp_path, "127.0.0.1" if case != "other host" else "elsewhere.invalid")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server = await start(ssl=context)
+    engine = build(url=f"https://127.0.0.1:{server.port}", ca_file=None if case == "unknown" else str(cert))
+    try:
+        if case == "trusted":
+            for _ in range(2):
+                stream = await engine.start(ask("##n=10,i=1##"), Flight("test"))
+                assert sum([len(batch) async for batch in stream]) == 12
+            assert server.accepted == 1
+        else:
+            with pytest.raises(EngineDown, match="TLS failed"):
+                await engine.whole(ask(), Flight("test"))
+    finally:
+        await engine.close()
+        await server.close()
