@@ -56,9 +56,13 @@ select index_version from tidegate.collections where name = %(collection)s;
 
 -- name: search_passages
 -- The k nearest passages of a collection whose tags contain the given ones, by inner product of unit vectors, which is cosine similarity.
-select p.id, d.source, d.title, p.text, least(1, greatest(0, -(p.embedding <#> %(vector)s::halfvec)))::float8 as score, p.page, p.tags::text
-from tidegate.passages as p
-join tidegate.documents as d on d.id = p.document_id
-where p.collection = %(collection)s and p.tags @> %(tags)s::jsonb
-order by p.embedding <#> %(vector)s::halfvec, p.id
-limit %(k)s;
+select near.id, d.source, d.title, near.text, least(1, greatest(0, -near.distance))::float8 as score, near.page, near.tags::text
+from (
+    select p.id, p.document_id, p.text, p.page, p.tags, p.embedding <#> %(vector)s::halfvec as distance
+    from tidegate.passages as p
+    where p.collection = %(collection)s and p.tags @> %(tags)s::jsonb
+    order by distance, p.id
+    limit %(k)s
+) as near
+join tidegate.documents as d on d.id = near.document_id
+order by near.distance, near.id;
