@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -164,6 +165,22 @@ async def test_a_cancelled_drain_leaves_nothing_half_done(spool: Spool) -> None:
         await asyncio.gather(task, return_exceptions=True)
     assert await drain.drain_now(10)
     assert await store.list_flights() == flights[::-1]
+
+
+async def test_the_event_loop_is_never_blocked(spool: Spool) -> None:
+    """Appends are one short write; all other file work of spool and drain is done beside the loop."""
+    store = Moody()
+    with blockbuster_ctx():
+        drain = Drain(spool, store)
+        for number in range(10):
+            spool.finished(a_flight(number))
+        spool.figures()
+        assert await drain.drain_now(10)
+        store.mood = "down"
+        spool.finished(a_flight(11))
+        assert not await drain.drain_now(10)
+    assert spool.lost == 0
+    assert len(store._flights) == 10
 
 
 async def test_expired_texts_are_forgotten(spool: Spool) -> None:

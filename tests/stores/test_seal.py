@@ -29,6 +29,19 @@ def test_text_comes_back(seal: Seal) -> None:
     assert sealed != seal.seal("f1", TEXT)
 
 
+def test_half_a_surrogate_pair_does_not_stop_the_seal(seal: Seal) -> None:
+    """A prompt may hold one; it becomes U+FFFD."""
+    assert seal.open("f1", seal.seal("f1", {"prompt": "a\ud800"})) == {"prompt": "a\ufffd"}
+
+
+def test_each_purpose_has_a_secret_of_its_own(seal: Seal) -> None:
+    """The same after a restart, another one for another purpose or another secret, and never the secret itself."""
+    derived = seal.derive("page sessions")
+    assert derived == Seal(seal.file, {}).derive("page sessions")
+    assert len({derived, seal.derive("other"), Seal(seal.file, {VARIABLE: "00" * 32}).derive("page sessions")}) == 3
+    assert derived.hex() not in seal.file.read_text()
+
+
 def test_text_opens_for_its_own_flight_alone(seal: Seal) -> None:
     """Another flight's id does not open it."""
     with pytest.raises(SettingsError, match="f2"):

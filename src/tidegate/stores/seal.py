@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidegate.core.errors import SettingsError
+from tidegate.stores.clean import clean_value
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -43,7 +44,11 @@ class Seal:
     def seal(self, flight_id: str, text: dict[str, Any]) -> bytes:
         """The text, encrypted for this flight. Raises SettingsError where the secret cannot be had."""
         nonce = secrets.token_bytes(_NONCE)
-        return _VERSION + nonce + self._cipher().encrypt(nonce, msgspec.json.encode(text), _bound(flight_id))
+        try:
+            plain = msgspec.json.encode(text)
+        except UnicodeEncodeError:  # half a surrogate pair in a prompt
+            plain = msgspec.json.encode(clean_value(text))
+        return _VERSION + nonce + self._cipher().encrypt(nonce, plain, _bound(flight_id))
 
     def open(self, flight_id: str, sealed: bytes) -> dict[str, Any]:
         """The text. Raises SettingsError where it was sealed with another secret, for another flight, or was changed."""
