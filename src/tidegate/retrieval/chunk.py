@@ -20,6 +20,10 @@ CountTokens = Callable[[Sequence[str]], Awaitable[list[int]]]
 
 #: Longer pieces of text are cut before they are counted: a token holds about four characters of English.
 CHARS_PER_TOKEN = 4
+#: Texts counted in one call: a long document must not hold up everybody else's.
+COUNT_BATCH = 500
+#: A longer path of headings loses its upper ones.
+HEADING_CHARS = 200
 #: A paragraph that does not fit begins a new passage, where the last one is at least this full.
 FULL_ENOUGH = 0.5
 #: A short paragraph before a table that ends in a colon or begins like this is its caption.
@@ -90,7 +94,13 @@ def _sections(loaded: Loaded, size: Size) -> Iterator[Section]:
 
 def _heading(path: list[tuple[int, str]], title: str) -> str:
     """The title stands beside every passage already: it is not repeated."""
-    return " > ".join(text for _, text in path if text != title)
+    heading = ""
+    for _, text in reversed(path):
+        longer = f"{text} > {heading}" if heading else text[:HEADING_CHARS]
+        if text == title or len(longer) > HEADING_CHARS:
+            continue
+        heading = longer
+    return heading
 
 
 def _is_caption(text: str) -> bool:
@@ -127,7 +137,8 @@ async def _count(sections: list[Section], count_tokens: CountTokens, size: Size)
     (markers,) = await count_tokens([""])  # every count includes the model's own markers: they are not the text's
 
     async def tokens_of(texts: list[str]) -> list[int]:
-        return [count - markers for count in await count_tokens(texts)] if texts else []
+        batches = [texts[start : start + COUNT_BATCH] for start in range(0, len(texts), COUNT_BATCH)]
+        return [count - markers for batch in batches for count in await count_tokens(batch)]
 
     for section, tokens in zip(sections, await tokens_of([section.lead for section in sections]), strict=True):
         section.lead_tokens = tokens if section.lead else 0

@@ -15,18 +15,21 @@ import msgspec
 import numpy as np
 
 from tidegate.core.document import Document, NewPassage
-from tidegate.core.errors import DocumentUnreadable
+from tidegate.core.errors import BadRequest, DocumentUnreadable
 from tidegate.core.ports import DocumentStore, Embedder, Vectors
 from tidegate.retrieval import chunk, language
 from tidegate.retrieval.load import Loader
 from tidegate.retrieval.load_child import by_suffix
-from tidegate.retrieval.loaded import Bounds
+from tidegate.retrieval.loaded import Bounds, Loaded
+from tidegate.retrieval.settings import RetrievalSettings
 from tidegate.retrieval.walk import walk
 
 #: Raised by one when a loader makes other blocks of the same bytes than before.
 LOADERS_VERSION = 1
 #: Texts given to the embedder at once; it sorts and batches them itself.
 EMBED_BATCH = 64
+#: A title is shown in one line.
+TITLE_CHARS = 200
 
 Step = Literal["reading", "embedding", "stored", "unchanged", "failed"]
 
@@ -69,22 +72,24 @@ async def ingest(
     tags: Mapping[str, str] | None = None,
     base: Path | None = None,
     prune: bool = False,
-    bounds: Bounds | None = None,
-    size: chunk.Size | None = None,
+    settings: RetrievalSettings | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> IngestReport:
     """Read what is under `paths` into `collection`.
 
     `tags` win over a document's own, which win over the detected `lang`. `base`: documents are named by their path relative to it (so that
     the same folder elsewhere gives the same names); without it by their absolute path. `prune`: also remove documents whose file is gone.
+    `settings`: bounds of a file, size of a passage.
     Raises StoreDown where the store or the embedder cannot be reached: documents stored before that stay, and the next run goes on there.
     """
     began_ns = time.perf_counter_ns()
     base = None if base is None else await asyncio.to_thread(base.resolve)
     found = await asyncio.to_thread(walk, list(paths), by_suffix().keys())
     report = IngestReport(skipped=found.skipped, failed=found.failed, pruned=prune)
-    async with Loader(bounds) as loader:
-        job = _Job(collection, dict(tags or {}), base, size or chunk.Size(), embedder, store, loader, report)
+    settings = settings or RetrievalSettings.model_validate({})
+    size = chunk.Size(settings.passage_tokens, settings.passage_overlap)
+    async with Loader(_bounds(settings)) as loader:
+        job = _Job(collection, dict(tags or {}), base, size, embedder, store, loader, report)
         for done, path in enumerate(found.files):
             said = Progress(done, len(found.files), str(path), "reading")
             progress(said)
@@ -96,6 +101,13 @@ async def ingest(
             await store.delete_document(collection, source)
     report.seconds = (time.perf_counter_ns() - began_ns) / 1e9
     return report
+
+
+def _bounds(settings: RetrievalSettings) -> Bounds:
+    return Bounds(
+        max_bytes=settings.max_file_mib << 20, max_pages=settings.max_pages, seconds=settings.load_seconds,
+        memory_bytes=settings.load_memory_mib << 20,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +133,15 @@ class _Job:
                 self.report.unchanged.append(str(path))
                 return "unchanged"
             loaded = await self.loader.load(str(path))
-        except DocumentUnreadable as error:
+            return await self._store(path, source, size_bytes, sha256, loaded, said, progress)
+        except BadRequest as error:  # what is wrong with this document; the loader's words or the embedder's
             self.report.failed.append((str(path), f"{error.message} {error.hint or ''}".strip()))
             return "failed"
+
+    async def _store(
+        self, path: Path, source: str, size_bytes: int, sha256: str, loaded: Loaded, said: Progress, progress: Callable[[Progress], None]
+    ) -> Step:
+        loaded = msgspec.structs.replace(loaded, title=loaded.title[:TITLE_CHARS])
         passages = await chunk.chunk(loaded, self.embedder.count_tokens, self.size)
         vectors = await self._embed(loaded.title, passages, said, progress)
         tags = {**_language(passages), **loaded.tags, **self.tags}

@@ -8,8 +8,8 @@ _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _KANA = re.compile(r"[\u3040-\u30ff]")
 _LATIN_WORD = re.compile(r"[A-Za-z]+")
 _ENGLISH = frozenset((
-    "the", "of", "and", "to", "in", "is", "a", "for", "that", "on", "with", "as", "be", "by", "or", "are", "this", "not", "from", "at", "it",
-    "an", "we", "you", "your", "if",
+    "the", "of", "and", "to", "in", "is", "a", "for", "that", "on", "with", "as", "be", "by", "or", "are", "this", "not", "from", "at",
+    "it", "an", "we", "you", "your", "if",
 ))
 
 #: Of Chinese characters and Latin words together, so many are Chinese characters in a Chinese text that quotes English names.

@@ -31,3 +31,9 @@ class RetrievalSettings(Section):
 
     collection: str = Field("default", min_length=1, description="Collection that is searched where a capability names none.")
     k: int = Field(4, ge=1, le=100, description="Passages found for a question where a capability names no number.")
+    max_file_mib: int = Field(64, ge=1, le=4096, description="Largest file that is ingested, in MiB; a larger one is refused.")
+    max_pages: int = Field(2000, ge=1, description="Most pages of a file that is ingested.")
+    load_seconds: float = Field(120.0, gt=0, description="Seconds that reading one file may take; a slower one is refused.")
+    load_memory_mib: int = Field(1024, ge=256, description="Memory (address space) of the process that reads files, in MiB.")
+    passage_tokens: int = Field(280, ge=32, le=448, description="Most tokens of a passage; a change re-reads all documents.")
+    passage_overlap: float = Field(0.12, ge=0, le=0.5, description="Share of a passage that the next one of its section repeats.")
