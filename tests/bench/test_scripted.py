@@ -7,7 +7,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -34,6 +35,11 @@ async def client(server: Scripted) -> AsyncIterator[httpx.AsyncClient]:
 
 def chat(orders: str, **fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": f"hi {orders}"}], **fields}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the server is watched from outside; every caller has a time-out
+        await asyncio.sleep(0.001)
 
 
 # -- orders
@@ -66,13 +72,20 @@ def test_fixed_answers(prompt: str, answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "hint"), [("##m=cutt##", "Did you mean 'cut'"), ("##z=1##", "Known: t, i"), ("##n=many##", "Example"), ("##json={##", "Example")]
+    ("prompt", "hint"),
+    [("##m=cutt##", "Did you mean 'cut'"), ("##z=1##", "Known: t, i"), ("##n=many##", "Example"), ("##json={##", "Example")],
 )
 def test_orders_that_are_not_understood(prompt: str, hint: str) -> None:
     """An unknown order is refused with what is known."""
     with pytest.raises(BadRequest) as caught:
         parse(prompt)
     assert hint in (caught.value.hint or "")
+
+
+def test_every_fault_is_documented() -> None:
+    """docs/engines.md lists every fault with the sentence that the code has for it."""
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")
+    assert [name for name, what in FAULTS.items() if f"| `{name}` | {what} |" not in page] == []
 
 
 # -- answers
@@ -141,13 +154,11 @@ async def test_every_fault_ends(server: Scripted, fault: str, stream: bool) -> N
     reader, writer = await asyncio.open_connection(server.host, server.port)
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
     async with asyncio.timeout(10):
-        while not server.requests:
-            await asyncio.sleep(0.001)
+        await until(lambda: server.requests == 1)
         if fault != "hang":
             assert await reader.read(1)
         writer.transport.abort()
-        while server.active or server.connections:
-            await asyncio.sleep(0.001)
+        await until(lambda: not server.active and not server.connections)
 
 
 # -- counters and the command
@@ -159,8 +170,7 @@ async def test_stats(client: httpx.AsyncClient, server: Scripted) -> None:
         async with client.stream("POST", "/v1/chat/completions", json=chat("##n=10000,i=1##", stream=True)) as response:
             await anext(response.aiter_bytes())
             assert server.stats()["active"] == 1
-        while server.active:
-            await asyncio.sleep(0.001)
+        await until(lambda: not server.active)
     stats = (await client.get("/stats")).json()
     assert (stats["requests"], stats["active"], stats["aborted"]) == (1, 0, 1)
     assert len(stats["prompts"]) == 1

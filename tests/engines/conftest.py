@@ -67,5 +67,5 @@ def complete(orders: str = "", **fields: Any) -> EngineCall:
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition, with a bound."""
     async with asyncio.timeout(BOUND_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the condition is in another part of the program, which knows no event of ours
             await asyncio.sleep(0.001)

@@ -12,8 +12,18 @@ import pytest
 from tidegate.bench.scripted import Scripted
 from tidegate.core.ask import EngineCall
 from tidegate.core.chunk import Chunk
-from tidegate.core.errors import ContextTooLong, EngineCut, EngineDown, EngineEmpty, EngineError, EngineRefused, EngineStalled, TidegateError
+from tidegate.core.errors import (
+    ContextTooLong,
+    EngineCut,
+    EngineDown,
+    EngineEmpty,
+    EngineError,
+    EngineRefused,
+    EngineStalled,
+    TidegateError,
+)
 from tidegate.core.flight import Flight
+from tidegate.core.ports import EngineStream
 from tidegate.engines.openai_http import OpenAIHttp
 
 from .conftest import Build, ask, complete, until
@@ -24,6 +34,11 @@ TEN = " the quick brown fox jumps over lazy dogs and then"
 async def read(engine: OpenAIHttp, call: EngineCall, flight: Flight | None = None) -> list[Chunk]:
     stream = await engine.start(call, flight or Flight("test"))
     return [chunk async for batch in stream for chunk in batch]
+
+
+async def collect(stream: EngineStream, got: list[Chunk]) -> None:
+    async for batch in stream:
+        got += batch
 
 
 def text_of(chunks: list[Chunk]) -> str:
@@ -91,7 +106,8 @@ async def test_reasoning_is_not_text(engine: OpenAIHttp) -> None:
 
 async def test_fields_pass_through(engine: OpenAIHttp, server: Scripted) -> None:
     """What the caller asked for reaches the engine as it is; model and stream are the engine's own."""
-    wants: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, "seed": 7, "top_k": 3}
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+    wants: dict[str, Any] = {"response_format": schema, "seed": 7, "top_k": 3}
     await read(engine, ask("##n=1##", stream_options={"continuous_usage": True}, **wants))
     sent = server.bodies[-1]
     assert {key: sent[key] for key in wants} == wants
@@ -178,8 +194,7 @@ async def test_a_cut_is_never_a_success(engine: OpenAIHttp, fault: str) -> None:
     stream = await engine.start(ask(f"##n=10,k=4,i=1,m={fault}##"), Flight("test"))
     got: list[Chunk] = []
     with pytest.raises(EngineCut):
-        async for batch in stream:
-            got += batch
+        await collect(stream, got)
     assert text_of(got) == " the quick brown fox"
     assert not any(chunk.finish for chunk in got)
     with pytest.raises(EngineCut):
@@ -219,8 +234,7 @@ async def test_an_empty_answer(engine: OpenAIHttp, fault: str) -> None:
     stream = await engine.start(ask(f"##m={fault}##"), Flight("test"))
     got: list[Chunk] = []
     with pytest.raises(EngineEmpty):
-        async for batch in stream:
-            got += batch
+        await collect(stream, got)
     assert not any(chunk.finish for chunk in got)
     with pytest.raises(EngineEmpty):
         await engine.whole(ask(f"##m={fault}##"), Flight("test"))
@@ -231,8 +245,7 @@ async def test_an_error_event(engine: OpenAIHttp) -> None:
     stream = await engine.start(ask("##n=10,k=4,m=error_event##"), Flight("test"))
     got: list[Chunk] = []
     with pytest.raises(EngineRefused, match="the engine died") as caught:
-        async for batch in stream:
-            got += batch
+        await collect(stream, got)
     assert text_of(got) == " the quick brown fox"
     assert (caught.value.http_status, caught.value.public_code) == (503, "engine_dead")
 
@@ -261,9 +274,9 @@ async def test_broken_bytes(engine: OpenAIHttp, server: Scripted, fault: str, wo
 async def test_a_line_without_end_does_not_eat_memory(build: Build, server: Scripted, engine: OpenAIHttp) -> None:
     """A gigabyte without a line end is refused once it passes the bound."""
     engine = build(engine.__module__.rsplit(".", 1)[1], max_event_bytes=100_000, max_answer_bytes=100_000)
-    with pytest.raises(EngineError, match="more than 100000|larger than 100000"):
+    with pytest.raises(EngineError, match=r"more than 100000|larger than 100000"):
         await read(engine, ask("##n=10,m=huge_line##"))
-    with pytest.raises(EngineError, match="more than 100000|larger than 100000"):
+    with pytest.raises(EngineError, match=r"more than 100000|larger than 100000"):
         await engine.whole(ask("##n=10,m=huge_line##"), Flight("test"))
     await until(lambda: server.active == 0)
     assert server.written < 50 << 20

@@ -72,7 +72,8 @@ def test_usage_chunk() -> None:
 
 def test_usage_beside_text_stays_text() -> None:
     """Where each event carries usage, text is still text."""
-    chunk = Dialect("E").chunk(b'{"choices": [{"index": 0, "delta": {"content": "a"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}', 0)
+    event = b'{"choices": [{"index": 0, "delta": {"content": "a"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
+    chunk = Dialect("E").chunk(event, 0)
     assert chunk is not None
     assert (chunk.kind, chunk.usage) == ("text", Usage(1, 1))
 
@@ -86,7 +87,14 @@ def test_usage_is_estimated_where_nothing_was_said() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "end"),
-    [("stop", "stop"), ("eos_token", "stop"), ("length", "length"), ("max_tokens", "length"), ("content_filter", "content_filter"), ("odd", "stop")],
+    [
+        ("stop", "stop"),
+        ("eos_token", "stop"),
+        ("length", "length"),
+        ("max_tokens", "length"),
+        ("content_filter", "content_filter"),
+        ("odd", "stop"),
+    ],
 )
 def test_finish_reasons(reason: str, end: str) -> None:
     """Each engine's word for an end becomes ours; one nobody knows is a stop, and remembered."""

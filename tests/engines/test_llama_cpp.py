@@ -26,7 +26,8 @@ from .conftest import Build, ask
 )
 async def test_control_tokens_are_defused(build: Build, server: Scripted, text: str, sent: str, count: int) -> None:
     """Text that reads as a control token gets a blank; other text is not touched; the flight counts."""
-    call = EngineCall("chat", "m", {"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}, {"role": "user", "content": text}]})
+    said = [{"role": "user", "content": [{"type": "text", "text": text}]}, {"role": "user", "content": text}]
+    call = EngineCall("chat", "m", {"messages": said})
     flight = Flight("test")
     await build("llama_cpp").whole(call, flight)
     messages = server.bodies[-1]["messages"]

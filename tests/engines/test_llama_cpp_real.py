@@ -101,13 +101,16 @@ async def test_a_cancel_frees_the_slot(engine: LlamaCpp) -> None:
     """Cancelling a non-streaming call frees its slot: it streams upstream."""
     work = asyncio.create_task(engine.whole(ask("Tell me a long story.", max_tokens=400), Flight("test")))
     async with asyncio.timeout(BOUND_S):
-        while (await engine.figures()).get("slots_busy") != 1:
-            await asyncio.sleep(0.02)
+        await busy(engine, 1)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
-        while (await engine.figures()).get("slots_busy") != 0:
-            await asyncio.sleep(0.02)
+        await busy(engine, 0)
+
+
+async def busy(engine: LlamaCpp, slots: int) -> None:
+    while (await engine.figures()).get("slots_busy") != slots:  # noqa: ASYNC110 - the engine is another process: it is asked
+        await asyncio.sleep(0.02)
 
 
 async def test_figures(engine: LlamaCpp) -> None:
