@@ -82,6 +82,7 @@ class LocalEmbedder:
         self._load_s = 0.0
         self._began_ns = time.perf_counter_ns()
         self._counted = {"query": 0, "passage": 0}
+        self._calls = 0
         self._turn = itertools.count()
         self._queue: queue.PriorityQueue[tuple[int, int, _Job[Any] | None]] = queue.PriorityQueue()
         self._thread: threading.Thread | None = None
@@ -102,12 +103,12 @@ class LocalEmbedder:
         return await self._call(URGENT, self._counting(list(texts)))
 
     async def figures(self) -> dict[str, Any]:
-        """Live figures for /health."""
+        """Live figures for /health. `queries`, `passages`: texts since the start; `calls`: that run or wait now."""
         return {
             "up": True, "model": self.model, "dimensions": self.dimensions, "pid": os.getpid(), "threads": self.threads,
             "max_length": self._max_length, "rss_bytes": _rss_bytes(), "load_s": round(self._load_s, 3),
             "uptime_s": (time.perf_counter_ns() - self._began_ns) // 1_000_000_000, "queries": self._counted["query"],
-            "passages": self._counted["passage"], "waiting": self._queue.qsize(),
+            "passages": self._counted["passage"], "calls": self._calls,
         }
 
     async def close(self) -> None:
@@ -126,7 +127,11 @@ class LocalEmbedder:
             self._thread.start()
         job = _Job(rank, steps)
         self._queue.put((rank, next(self._turn), job))
-        return await asyncio.wrap_future(job.future)
+        self._calls += 1
+        try:
+            return await asyncio.wrap_future(job.future)
+        finally:
+            self._calls -= 1
 
     def _work(self) -> None:
         while True:

@@ -1,0 +1,60 @@
+"""Our tokenizer against the one in the weights' own engine."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.retrieval.e5_tokenizer import E5Tokenizer
+
+#: NUL ends a text for the engine; lone surrogates are refused before; control names are tokens for the engine and text for us.
+UNICODE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0<"), max_size=200)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(weights):
+    return E5Tokenizer(weights.read_pieces())
+
+
+def count(tokenizer, text):
+    return len(tokenizer.encode("passage: " + text)) + 2
+
+
+def test_counts_equal_the_engines(tokenizer, engine, texts):
+    """Every text has as many tokens here as there."""
+    assert [count(tokenizer, text) for text in ["", *texts]] == [engine.token_count(text) for text in ["", *texts]]
+
+
+def test_counts_equal_the_engines_for_any_unicode(tokenizer, engine):
+    """Also for what nobody writes."""
+
+    @given(UNICODE)
+    def check(text):
+        assert count(tokenizer, text) == engine.token_count(text)
+
+    check()
+
+
+def test_control_tokens_cannot_be_written(tokenizer):
+    """`</s>` in a document is four characters, not the end of the text."""
+    for name in ("<s>", "</s>", "<pad>", "<unk>", "<mask>"):
+        assert not {0, 1, 2, 3, 250_001} & set(tokenizer.encode(f"before {name} after"))
+
+
+def test_an_unknown_character_is_one_unknown_token(tokenizer):
+    """Cuneiform is not among the pieces; what stands around it is read."""
+    ids = tokenizer.encode("a\U00012000b")
+    assert ids.count(3) == 1
+    assert len(ids) >= 3
+
+
+def test_nul_is_nothing(tokenizer):
+    """Like the other control characters, NUL is dropped and does not end the text."""
+    assert tokenizer.encode("water\0 damage") == tokenizer.encode("water damage")
+
+
+def test_ten_thousand_characters_without_a_space_are_read(tokenizer, engine):
+    """Time grows with the length, not with its square."""
+    text = "ab1" * 3_334
+    assert count(tokenizer, text) == engine.token_count(text)
