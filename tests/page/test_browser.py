@@ -178,6 +178,16 @@ def test_a_flight_appears_by_itself_and_focus_stays(desk: Desk, house: House) ->
     assert desk.complaints == []
 
 
+def test_the_list_is_live_however_late_a_script_comes(desk: Desk) -> None:
+    """Half a second for the extension alone: htmx waits for it."""
+    def late(route: Any) -> None:
+        desk.page.wait_for_timeout(500)
+        route.continue_()
+
+    desk.page.route("**/hx-sse.min.js*", late)
+    desk.go().wait_for_selector("#live[data-state=on]")
+
+
 def test_a_filter_narrows_the_list_and_keeps_it_live(desk: Desk, house: House) -> None:
     """Without a reload; the address can be shared; what the filter does not take does not appear."""
     page = desk.go()
