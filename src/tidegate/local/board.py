@@ -45,8 +45,8 @@ class Board:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Spinners turn inside, where there is a terminal."""
-        if not self._console.is_terminal:
+        """Spinners turn inside, where there is a terminal that knows their characters."""
+        if not self._console.is_terminal or not self._console.encoding.startswith("utf"):
             yield
             return
         with Live(get_renderable=self._render, console=self._console, refresh_per_second=10) as self._live:
@@ -75,7 +75,8 @@ class Board:
             if self._live is not None:
                 self._console.print(Text(line), soft_wrap=True)
             else:
-                self._console.file.write(line + "\n")
+                encoding = self._console.encoding
+                self._console.file.write(line.encode(encoding, "replace").decode(encoding) + "\n")
                 self._console.file.flush()
 
     def _render(self) -> RenderableType:
