@@ -1,0 +1,66 @@
+"""The door's transport: head and body leave together, and nothing waits for Nagle."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from tidegate.api.server import _Corked, listening_socket
+
+
+class Recorder:
+    """A transport that notes what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+async def test_head_and_first_piece_leave_in_one_write() -> None:
+    """Two writes of uvicorn's are one of ours."""
+    recorder = Recorder()
+    corked = _Corked(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
+    corked.write(HEAD)
+    corked.write(b"body")
+    corked.write(b"more")
+    await asyncio.sleep(0)
+    assert recorder.written == [HEAD + b"body", b"more"]
+
+
+async def test_a_head_without_a_body_leaves_at_once() -> None:
+    """A stream whose first piece is late still shows its head."""
+    recorder = Recorder()
+    corked = _Corked(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
+    corked.write(HEAD)
+    await asyncio.sleep(0)
+    assert recorder.written == [HEAD]
+
+
+async def test_closing_loses_nothing() -> None:
+    """A held head is written before the connection closes; the rest of the transport is the real one."""
+    recorder = Recorder()
+    corked = _Corked(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
+    corked.write(HEAD)
+    corked.close()
+    assert recorder.written == [HEAD]
+    assert corked.is_closing()
+
+
+def test_accepted_connections_have_no_nagle_delay() -> None:
+    """TCP_NODELAY is read back from a connection that the gateway's socket accepted."""
+    with listening_socket("127.0.0.1", 0, 16) as bound, socket.create_connection(bound.getsockname()):
+        accepted, _ = bound.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
