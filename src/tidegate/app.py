@@ -123,6 +123,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.drain.drain_now(_LAST_DRAIN_S)
+        self.spool.close()
         await self.fleet.close()
         await self.store.close()
 
@@ -181,7 +182,7 @@ class Gateway:
             self._figures = {
                 "version": __version__, "process": process_figures(), "database": database, "embedder": embedder,
                 "engines": {engine.name: figures for engine, figures in zip(engines, told, strict=True)},
-                "spool": self.spool.figures(), "capabilities": {"loaded": sorted(self.capabilities), "broken": {}},
+                "spool": self.spool.figures(), "capabilities": sorted(self.capabilities),
             }
             self._figures_ns = time.perf_counter_ns()
         return {**self._figures, "requests_in_flight": len(self.house.running)}

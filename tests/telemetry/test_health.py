@@ -47,7 +47,6 @@ def test_all_well_is_ok_and_still_gives_the_figures() -> None:
         ({"spool": WELL["spool"] | {"bytes": 900, "near": True, "last_drain_error": "no route"}}, "degraded", "90% of its bound"),
         ({"spool": WELL["spool"] | {"lost": 3}}, "degraded", "3 flights were lost"),
         ({"spool": WELL["spool"] | {"rejected": 2}}, "degraded", "refused 2 flights"),
-        ({"capabilities": {"broken": {"support/answer": "no prompt"}}}, "degraded", "no prompt"),
     ],
 )
 def test_each_bad_figure_says_what_it_means(figures: dict[str, Any], status: str, says: str) -> None:

@@ -29,7 +29,7 @@ def health(figures: Mapping[str, Any], newest: Sequence[FlightRecord], now_unix_
 
     `figures` may hold (a missing one is left out of the document, never invented):
     `requests_in_flight` int; `database` {up, round_trip_ms, why}; `engines` {name: {up, why, ...}}; `embedder` {up, why, ...};
-    `spool` {bytes, max_bytes, near, lost, rejected, last_drain_error, ...}; `capabilities` {loaded, broken}; and anything else, passed on
+    `spool` {bytes, max_bytes, near, lost, rejected, last_drain_error, ...}; and anything else, passed on
     as it is (`process`, `version`, ...).
 
     Returns `status` (ok, degraded, down), `why` (a sentence per bad figure: what it means, what to do), `traffic`, and the figures.
@@ -163,13 +163,8 @@ def _errors(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Find
     ]
 
 
-def _capabilities(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
-    broken: Mapping[str, str] = figures.get("capabilities", {}).get("broken", {})
-    return [("degraded", f"Capability {name!r} could not be loaded and is not served: {why}") for name, why in broken.items()]
-
-
 _JUDGES: tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], list[Finding]], ...] = (
-    _engines, _database, _embedder, _spool, _capabilities, _errors,
+    _engines, _database, _embedder, _spool, _errors,
 )
 
 
