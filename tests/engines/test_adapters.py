@@ -342,6 +342,17 @@ async def test_abort_frees_the_engine(engine: OpenAIHttp, server: Scripted) -> N
     assert stream.usage.completion_tokens >= 1
 
 
+async def test_abort_wakes_a_reader(engine: OpenAIHttp, server: Scripted) -> None:
+    """abort() from elsewhere ends an iteration that waits for the next token."""
+    stream = await engine.start(ask("##n=2,i=60000##"), Flight("test"))
+    await anext(stream)
+    waiting = asyncio.ensure_future(anext(stream, None))
+    await asyncio.sleep(0)
+    stream.abort()
+    assert await asyncio.wait_for(waiting, 5) is None
+    await until(lambda: server.active == 0)
+
+
 @pytest.mark.parametrize("orders", ["##t=60000##", "##n=100000,i=2##", "##m=early_head,t=60000##"])
 @pytest.mark.parametrize("how", ["stream", "whole"])
 async def test_cancel_frees_the_engine(engine: OpenAIHttp, server: Scripted, orders: str, how: str) -> None:
@@ -387,6 +398,16 @@ async def test_a_stale_connection_is_replaced_once(engine: OpenAIHttp, server: S
     server.refuse = 1
     with pytest.raises(EngineDown):  # the fresh one dies too: no third try
         await engine.whole(ask("##n=10##"), Flight("test"))
+
+
+async def test_an_engine_that_dies_at_work_is_not_asked_again(build: Build, server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept connection that dies long after the request was not stale: the engine had begun to work."""
+    monkeypatch.setattr("tidegate.engines.wire.STALE_S", 0.02)
+    engine = build()
+    await read(engine, ask("##n=1##"))
+    with pytest.raises(EngineDown):
+        await read(engine, ask("##t=100,m=die##"))
+    assert (server.requests, server.accepted) == (2, 1)
 
 
 async def test_a_connection_that_the_engine_closed_is_not_used(engine: OpenAIHttp, server: Scripted) -> None:

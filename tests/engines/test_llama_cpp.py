@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -80,6 +82,24 @@ def test_gathered_keeps_what_it_does_not_know() -> None:
             {"index": 1, "finish_reason": "length", "message": {"role": "assistant", "content": "x"}},
         ],
     }  # fmt: skip
+
+
+async def test_figures_that_cannot_be_read(build: Build) -> None:
+    """Figures of a shape nobody knows are left out; the engine is up if its /health answers."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\nconnection: close\r\n\r\n[1, {}]")
+        writer.close()
+
+    odd = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{odd.sockets[0].getsockname()[1]}"
+    assert await build("llama_cpp", url=url).figures() == {"up": True}
+    figures = await build("openai", url=url).figures()
+    assert figures["up"] is False
+    assert "not a JSON object" in figures["why"]
+    odd.close()
+    await odd.wait_closed()
 
 
 async def test_counting_where_the_engine_cannot(build: Build) -> None:

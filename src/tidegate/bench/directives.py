@@ -56,6 +56,8 @@ FAULTS: dict[str, str] = {
     "stale": "a good answer, but the connection dies at the next request on it",
     "close_idle": "a good answer, and the connection closes right after it",
     "abort": "finish_reason abort after k tokens",
+    "die": "the connection closes after t ms without an answer",
+    "refuse_next": "a good answer, then the connection closes, and the next one is closed as soon as it comes",
 }
 
 _ORDER = re.compile(r"##([a-z]+=[^#]{0,200})##")

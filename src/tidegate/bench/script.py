@@ -30,6 +30,7 @@ class Act(enum.Enum):
     BREAK = "write what is no HTTP chunk"
     HANG = "do nothing any more"
     STALE = "close it when the next request comes"
+    REFUSE = "close it, and the next one as soon as it comes"
 
 
 #: Bytes: write them. A number: wait until that many ms after the last wait ended. An Act: see there.
@@ -86,6 +87,9 @@ def answer(request: Request) -> Iterator[Step]:
         yield refused
     elif orders.fault == "hang":
         yield Act.HANG
+    elif orders.fault == "die":
+        yield from _waited(orders.first_ms)
+        yield Act.CLOSE
     elif orders.fault == "huge_head":
         yield b"HTTP/1.1 200 OK\r\n"
         for number in range(4096):
@@ -99,6 +103,8 @@ def answer(request: Request) -> Iterator[Step]:
         yield Act.STALE
     elif orders.fault == "close_idle":
         yield Act.CLOSE
+    elif orders.fault == "refuse_next":
+        yield Act.REFUSE
 
 
 def json_response(status: int, fields: Any, *headers: bytes) -> bytes:

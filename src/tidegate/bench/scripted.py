@@ -246,6 +246,8 @@ class _Connection(asyncio.Protocol):
             self._stale = True
             return False
         self._done()
+        if act is Act.REFUSE:
+            self.server.refuse += 1
         if act is Act.BREAK:
             self._write(b"zz\r\nno chunk\r\n")
         if act is Act.RESET:

@@ -89,6 +89,8 @@ class OpenAIHttp:
             return {"up": False, "why": f"{self.label} did not answer within {FIGURES_S:g} s."}
         except TidegateError as error:
             return {"up": False, "why": error.message}
+        except Exception as error:  # noqa: BLE001 - the port promises that it never raises, and an engine can answer anything
+            return {"up": False, "why": f"{self.label} answers what cannot be read: {error!r}"[:300]}
 
     async def count_tokens(self, text: str) -> int | None:
         """Tokens of a text by the engine's own tokenizer; None where the engine does not offer it."""

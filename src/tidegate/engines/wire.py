@@ -31,6 +31,8 @@ HIGH_WATER_BYTES = 64 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 #: A stream that is over for us still owes its last chunk: this long is waited for it before the connection is closed instead of kept.
 DRAIN_S = 1.0
+#: A kept connection that dies within this time of a request was dead before; one that dies later died at work, and is not tried again.
+STALE_S = 1.0
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -101,12 +103,12 @@ class Reply:
         return waiter
 
     def abort(self) -> None:
-        """Close the connection at once, unless the answer is whole (then the connection is no longer ours)."""
+        """Close the connection at once, unless the answer is whole (then the connection is no longer ours). Wakes a reader that waits."""
         conn = self._conn
         self._disarm()
         if conn is not None:
-            self._conn = None
             conn.drop()
+            self.fail(EngineCut(f"The answer of {conn.pool.label} was given up on our side."))
 
     def drain(self) -> None:
         """We are done before the engine's last chunk: give it a moment to arrive, so that the connection can be kept."""
@@ -192,7 +194,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_barren", "_interim", "_keep", "_now_ns", "_overrun", "_parser", "_until_eof", "_whole",
-        "idle_ns", "pool", "reply", "transport", "uses",
+        "idle_ns", "lost", "pool", "reply", "transport", "uses",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -202,6 +204,7 @@ class Connection(asyncio.Protocol):
         self.reply: Reply | None = None
         self.uses = 0
         self.idle_ns = 0
+        self.lost = False
         self._parser = httptools.HttpResponseParser(self)
         self._now_ns = 0
         self._barren = 0  # bytes that brought no body since the last that did
@@ -217,6 +220,7 @@ class Connection(asyncio.Protocol):
         if sock is not None:
             # a delayed write meets a delayed acknowledgement: 40 ms
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.pool.remember(self)
 
     def send(self, request: bytes, loop: asyncio.AbstractEventLoop, total_s: float) -> Reply:
         """Write a whole request. The connection must be idle."""
@@ -225,7 +229,11 @@ class Connection(asyncio.Protocol):
         self._whole = self._until_eof = False
         self.transport.write(request)
         sent_ns = time.perf_counter_ns()
-        self.reply = reply = Reply(self, loop, sent_ns, sent_ns + int(total_s * 1e9))
+        reply = Reply(self, loop, sent_ns, sent_ns + int(total_s * 1e9))
+        if self.lost:  # between being made and being used
+            reply.fail(self._died())
+        else:
+            self.reply = reply
         return reply
 
     def drop(self) -> None:
@@ -259,6 +267,7 @@ class Connection(asyncio.Protocol):
             reply.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
         self.pool.forget(self)
         reply = self.reply
         if reply is None:
@@ -267,8 +276,8 @@ class Connection(asyncio.Protocol):
         if self._until_eof and exc is None and not self._whole:
             reply.complete()
         elif not reply.first_byte_ns:
-            reply.stale = self.uses > 1
-            reply.fail(EngineDown(f"{self.pool.label} closed the connection without an answer.", hint=_CRASH_HINT))
+            reply.stale = self.uses > 1 and time.perf_counter_ns() - reply.sent_ns < STALE_S * 1e9
+            reply.fail(self._died())
         else:
             reply.fail(EngineCut(f"{self.pool.label} closed the connection before the end of its answer.", hint=_CRASH_HINT))
 
@@ -320,6 +329,9 @@ class Connection(asyncio.Protocol):
             self.pool.put_back(self)
         else:
             self.transport.close()
+
+    def _died(self) -> EngineDown:
+        return EngineDown(f"{self.pool.label} closed the connection without an answer.", hint=_CRASH_HINT)
 
     def _fail(self, error: EngineError) -> None:
         reply = self.reply
@@ -400,6 +412,9 @@ class Pool:
         conn.idle_ns = time.perf_counter_ns()
         self._idle.append(conn)
 
+    def remember(self, conn: Connection) -> None:
+        self._all.add(conn)
+
     def forget(self, conn: Connection) -> None:
         self._all.discard(conn)
         if conn.idle_ns and conn in self._idle:
@@ -446,5 +461,4 @@ class Pool:
             raise EngineDown(f"{where} refuses connections.", hint="Is the engine running, and on this port?") from None
         except OSError as error:
             raise EngineDown(f"{where} cannot be reached: {error.strerror or error}.", hint="Check url and the network.") from None
-        self._all.add(conn)
         return conn

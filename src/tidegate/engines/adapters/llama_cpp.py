@@ -66,8 +66,6 @@ class LlamaCpp(OpenAIHttp):
         for found in await asyncio.gather(self._props(), self._slots(), self._metrics(), return_exceptions=True):
             if isinstance(found, dict):
                 figures.update(found)
-            elif not isinstance(found, TidegateError):
-                raise found
         return figures
 
     async def count_tokens(self, text: str) -> int | None:
