@@ -104,6 +104,18 @@ def test_the_left_over_child_of_a_killed_run_is_stopped(start: Start, tmp_path: 
         assert sleeper.wait(10) == -signal.SIGTERM
 
 
+@pytest.mark.slow
+def test_a_gateway_that_outlives_a_killed_supervisor_gives_its_port_back(start: Start) -> None:
+    """It does not hear the kernel's SIGTERM; the next start ends it and gets the same port, though it was set by hand."""
+    first = start(env={"STUB_DEAF": "1"}).ready()
+    port, gateway = int(first.url.rpartition(":")[2]), first.child("gateway")
+    assert gateway is not None
+    first.process.kill()
+    first.ended()
+    start(port=port, port_by_hand=True).ready()
+    assert not gateway.alive()
+
+
 def test_a_reused_pid_is_never_stopped(start: Start) -> None:
     """A pid file whose start time is another process's stops nobody."""
     from tidegate.local.process import Process

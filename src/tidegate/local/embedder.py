@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tidegate.core.errors import LocalPartError
 from tidegate.local.child import Child, ChildSpec
+from tidegate.local.cores import usable_cores
 from tidegate.local.folder import DataFolder
 from tidegate.local.logfile import LogFile
 from tidegate.local.probe import socket_answers
@@ -34,7 +35,7 @@ class LocalEmbedder:
         self.child = Child(self._spec(folder, settings, embedder or EmbedderSettings(), folder.path / "cache"))
 
     def _spec(self, folder: DataFolder, settings: LocalSettings, embedder: EmbedderSettings, cache: Path) -> ChildSpec:
-        threads = embedder.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+        threads = embedder.threads or max(1, usable_cores() // 2)
         argv = [
             sys.executable, "-P", "-m", "tidegate.local.embedder_child",
             "--socket", str(self.socket), "--cache", str(cache), "--threads", str(threads),

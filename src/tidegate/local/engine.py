@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tidegate.core.errors import LocalPartError
 from tidegate.local.child import Child, ChildSpec
+from tidegate.local.cores import usable_cores
 from tidegate.local.engine_child import KEY_VARIABLE
 from tidegate.local.folder import DataFolder
 from tidegate.local.logfile import LogFile
@@ -57,7 +58,7 @@ class LocalEngine:
         self._held.close()
 
     def _spec(self, folder: DataFolder, settings: LocalSettings, model: Path) -> ChildSpec:
-        threads = settings.engine_threads or max(1, len(os.sched_getaffinity(0)) - 1)
+        threads = settings.engine_threads or max(1, usable_cores() - 1)
         argv = [
             sys.executable, "-P", "-m", "tidegate.local.engine_child", "--model", str(model), "--alias", self.address.model,
             "--slots", str(self.address.slots), "--context-per-slot", str(self.address.context), "--threads", str(threads),
