@@ -1,0 +1,181 @@
+"""Blocks to passages: sizes, borders, overlap, tables, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.core.document import NewPassage
+from tidegate.retrieval import language
+from tidegate.retrieval.chunk import Size, chunk
+from tidegate.retrieval.flow import join_lines
+from tidegate.retrieval.loaded import Block, Loaded, markdown_table
+from tidegate.retrieval.sentences import cut, split_sentences, tail
+
+SIZE = Size(40, 0.12)
+
+
+async def count_tokens(texts: Sequence[str]) -> list[int]:
+    """A word is a token, and so is a Chinese character; three more for the model's own marks."""
+    return [3 + len(re.findall(r"[\u4e00-\u9fff]|[^\s\u4e00-\u9fff]+", text)) for text in texts]
+
+
+def passages_of(*blocks: Block, title: str = "T", size: Size = SIZE) -> list[NewPassage]:
+    return asyncio.run(chunk(Loaded(title, list(blocks)), count_tokens, size))
+
+
+def sentences(n: int, words: int = 8) -> str:
+    return " ".join(f"S{at} " + "word " * (words - 2) + "end." for at in range(n))
+
+
+def test_a_short_section_is_one_passage_with_its_headings() -> None:
+    """A passage knows the headings above it, the page and its size; the document's title is not repeated."""
+    passages = passages_of(
+        Block("T", "heading", 1), Block("Claims", "heading", 2), Block("Deadlines", "heading", 3), Block("Within 14 days.", page=3)
+    )
+    assert passages == [NewPassage("Within 14 days.", 3, "Claims > Deadlines", 3)]
+
+
+def test_a_passage_never_crosses_a_heading() -> None:
+    """What stands under two headings is two passages, however short."""
+    passages = passages_of(Block("A", "heading", 2), Block("one"), Block("B", "heading", 2), Block("two"))
+    assert [(passage.heading, passage.text) for passage in passages] == [("A", "one"), ("B", "two")]
+
+
+def test_a_long_section_is_cut_between_sentences() -> None:
+    """No passage is larger than the size, and each ends with a whole sentence."""
+    passages = passages_of(Block(sentences(20)))
+    assert len(passages) > 3
+    assert all(passage.tokens <= SIZE.tokens for passage in passages)
+    assert all(passage.text.endswith("end.") for passage in passages)
+
+
+@pytest.mark.parametrize("block", [sentences(30), sentences(60, words=4), "".join(f"这是第{n}句话说明了赔付的条件。" for n in range(30))])
+def test_a_tenth_of_a_passage_is_repeated_in_the_next(block: str) -> None:
+    """Each passage begins with the end of the one before: 5 to 15 percent of it."""
+    passages = passages_of(Block(block), size=Size(80, 0.12))
+    for last, passage in itertools.pairwise(passages):
+        longest = max(n for n in range(len(passage.text)) if last.text.endswith(passage.text[:n].rstrip()))
+        assert 0.05 <= longest / len(last.text) <= 0.15
+
+
+def test_a_paragraph_that_does_not_fit_begins_a_passage() -> None:
+    """A passage that is half full ends before a paragraph that fits whole into the next one."""
+    passages = passages_of(Block(sentences(3)), Block("New " + sentences(3)), size=Size(40, 0.0))
+    assert [passage.text.startswith("New ") for passage in passages] == [False, True]
+
+
+def test_a_sentence_larger_than_a_passage_is_cut() -> None:
+    """A sentence without an end, in English or Chinese, still gives passages within the size."""
+    for text in ("word " * 500, "字" * 500, "x" * 5000):
+        passages = passages_of(Block(text), size=Size(40, 0.0))
+        assert all(passage.tokens <= 40 for passage in passages)
+        assert "".join(passage.text.replace(" ", "") for passage in passages) == text.replace(" ", "")
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=300), max_size=5))
+def test_nothing_is_lost_and_nothing_is_too_large(paragraphs: list[str]) -> None:
+    """Every word of any text is in some passage, in order, and every passage is within the size."""
+    passages = passages_of(*(Block(text) for text in paragraphs), size=Size(40, 0.0))
+    assert all(passage.tokens <= 40 for passage in passages)
+    assert re.sub(r"\s", "", "".join(passage.text for passage in passages)) == re.sub(r"\s", "", "".join(paragraphs))
+
+
+def test_every_passage_of_a_table_repeats_its_caption_and_header() -> None:
+    """Rows are never torn, and none stands without the names of its columns."""
+    table = markdown_table([["Age", "Bronze", "Gold"], *([str(n), f"{n}.50", f"{2 * n}.50"] for n in range(30))])
+    passages = passages_of(Block("Premium by age:"), Block(table, "table", page=2), size=Size(60, 0.12))
+    assert len(passages) > 2
+    assert all(passage.text.startswith("Premium by age:\n| Age | Bronze | Gold |\n|---|---|---|\n| ") for passage in passages)
+    assert all(passage.tokens <= 60 for passage in passages)
+    rows = [row for passage in passages for row in passage.text.split("\n")[3:]]
+    assert rows == table.split("\n")[2:]
+
+
+def test_a_table_too_wide_for_its_header_names_each_cell() -> None:
+    """Where the header would fill the passage, each value carries its column's name instead."""
+    names = [f"a long name of column {n}" for n in range(12)]
+    passages = passages_of(Block(markdown_table([names, [str(n) for n in range(12)]]), "table"), size=Size(60, 0.0))
+    assert "a long name of column 7: 7" in " ".join(passage.text for passage in passages)
+
+
+def test_a_paragraph_before_a_table_that_is_no_caption_stays_alone() -> None:
+    """Only a line that announces the table goes with it."""
+    passages = passages_of(Block("We pay at once."), Block(markdown_table([["a", "b"], ["1", "2"]]), "table"))
+    assert [passage.text.split("\n")[0] for passage in passages] == ["We pay at once.", "| a | b |"]
+
+
+def test_a_page_is_where_a_passage_begins() -> None:
+    """The page of a passage is the one of its first new sentence."""
+    passages = passages_of(Block(sentences(5), page=1), Block(sentences(5), page=2))
+    assert [passage.page for passage in passages] == sorted(passage.page or 0 for passage in passages)
+    assert {passage.page for passage in passages} == {1, 2}
+
+
+# -- sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two! Three?", ["One.", "Two!", "Three?"]),
+        ("Call Dr. Okafor at 9.30 a.m. sharp. Then wait.", ["Call Dr. Okafor at 9.30 a.m. sharp.", "Then wait."]),
+        ("保费为 4.5 元。“可以吗？”可以。", ["保费为 4.5 元。", "“可以吗？”", "可以。"]),
+        ("- one\n- two", ["- one", "- two"]),
+        ("See No. 5. It says so.", ["See No. 5.", "It says so."]),
+    ],
+)
+def test_sentences_end_where_people_end_them(text: str, expected: list[str]) -> None:
+    """Full stops in abbreviations and figures end nothing; Chinese marks need no space."""
+    assert [sentence for _, sentence in split_sentences(text)] == expected
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"])))
+def test_sentences_joined_are_the_text(text: str) -> None:
+    """What parts the sentences is kept beside them."""
+    assert "".join(before + sentence for before, sentence in split_sentences(text)) == text.rstrip()
+
+
+@given(st.text(), st.integers(1, 50))
+def test_pieces_joined_are_the_text(text: str, size: int) -> None:
+    """Cutting loses nothing and keeps to the size."""
+    pieces = cut(text, size)
+    assert "".join(pieces) == text
+    assert all(0 < len(piece) <= size for piece in pieces)
+
+
+def test_a_tail_begins_with_a_word() -> None:
+    """The repeated end of a sentence does not begin in the middle of a word."""
+    assert tail("the quick brown fox", 7) == "fox"
+    assert tail("短", 7) == "短"
+
+
+def test_lines_become_one_paragraph() -> None:
+    """A space in English, none in Chinese, and a hyphenated word made whole."""
+    assert join_lines(["the insur-", "ance of", "a home"]) == "the insurance of a home"
+    assert join_lines(["港湾", "互助"]) == "港湾互助"
+    assert join_lines(["港湾", "Mutual"]) == "港湾 Mutual"
+
+
+# -- language
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Report a loss within 14 days of the day on which you noticed it.", "en"),
+        ("请在 48 小时内拨打 Harbour Mutual 的报案电话，并准备好保单号。", "zh"),
+        ("Melden Sie den Schaden innerhalb von vierzehn Tagen nach dem Ereignis.", None),
+        ("これはペンです。それはほんです。保険。", None),
+        ("12,500.00 | 7", None),
+    ],
+)
+def test_language_is_told_or_left_open(text: str, expected: str | None) -> None:
+    """English and Chinese are recognised; nothing else is called one of them."""
+    assert language.detect(text) == expected

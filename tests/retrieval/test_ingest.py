@@ -1,0 +1,278 @@
+"""Ingest: what is stored, left alone, refused and reported, and that a bad file stops nobody else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from tidegate.core.errors import StoreDown
+from tidegate.core.ports import Vectors
+from tidegate.retrieval import ingest as ingest_module
+from tidegate.retrieval.ingest import IngestReport, Progress, ingest
+from tidegate.retrieval.settings import RetrievalSettings
+from tidegate.stores.systems.memory import Memory
+
+COLLECTION = "policies"
+
+
+class Embedder:
+    """Any text gets a vector of its own; notes what it was given. `down_after`: texts after which it cannot be reached."""
+
+    model = "test-model"
+    dimensions = 384
+
+    def __init__(self) -> None:
+        self.embedded: list[str] = []
+        self.down_after = 1_000_000
+
+    async def embed(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> Vectors:
+        self.embedded.extend(texts)
+        if len(self.embedded) > self.down_after:
+            raise StoreDown("The embedder cannot be reached.")
+        rows = [np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])).normal(size=384) for text in texts]
+        return np.array([row / np.linalg.norm(row) for row in rows], np.float32)
+
+    async def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [3 + len(text.split()) for text in texts]
+
+
+@pytest.fixture
+def embedder() -> Embedder:
+    return Embedder()
+
+
+@pytest.fixture
+def store() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "claims.md").write_text("---\ntags:\n  product: motor\n---\n# Claims\n\nReport a loss within 14 days of it.\n")
+    (folder / "sub" / "car.txt").write_text("请在 48 小时内报案。", encoding="gb18030")
+    return folder
+
+
+Run = Callable[..., Awaitable[IngestReport]]
+
+
+@pytest.fixture
+def run(embedder: Embedder, store: Memory) -> Run:
+    async def run(*paths: Path, **options: Any) -> IngestReport:
+        return await ingest(paths, collection=COLLECTION, embedder=embedder, store=store, **options)
+
+    return run
+
+
+async def sources(store: Memory) -> list[str]:
+    return [document.source for document in await store.list_documents(COLLECTION)]
+
+
+def names(pairs: list[tuple[str, str]]) -> list[str]:
+    return [Path(path).name for path, _ in pairs]
+
+
+async def test_a_folder_becomes_documents(run: Run, store: Memory, folder: Path) -> None:
+    """Every readable file under a folder is a document with its title, its tags and the language it is in."""
+    report = await run(folder)
+    documents = {Path(document.source).name: document for document in await store.list_documents(COLLECTION)}
+    assert documents["claims.md"].title == "Claims"
+    assert documents["claims.md"].tags == {"lang": "en", "product": "motor"}
+    assert documents["car.txt"].tags == {"lang": "zh"}
+    assert (len(report.stored), report.passages, report.failed) == (2, 2, [])
+
+
+async def test_what_did_not_change_is_left_alone(run: Run, embedder: Embedder, folder: Path) -> None:
+    """A second run embeds nothing."""
+    await run(folder)
+    before = len(embedder.embedded)
+    report = await run(folder)
+    assert (len(report.unchanged), report.stored, len(embedder.embedded)) == (2, [], before)
+
+
+@pytest.mark.parametrize("change", ["bytes", "tags", "model", "settings"])
+async def test_what_decides_the_passages_makes_a_document_new(run: Run, embedder: Embedder, folder: Path, change: str) -> None:
+    """Other bytes, tags, another model or another passage size: the document is stored again."""
+    file = folder / "claims.md"
+    await run(file)
+    options: dict[str, Any] = {}
+    if change == "bytes":
+        file.write_text(file.read_text() + "\nAnd more of it.\n")
+    elif change == "tags":
+        options["tags"] = {"year": "2026"}
+    elif change == "model":
+        embedder.model = "another"
+    else:
+        options["settings"] = RetrievalSettings(passage_tokens=100)
+    assert len((await run(file, **options)).stored) == 1
+
+
+async def test_tags_of_the_command_win(run: Run, store: Memory, folder: Path) -> None:
+    """A tag given by hand wins over the document's own."""
+    await run(folder / "claims.md", tags={"product": "all", "lang": "xx"})
+    (document,) = await store.list_documents(COLLECTION)
+    assert document.tags == {"product": "all", "lang": "xx"}
+
+
+async def test_a_bad_file_stops_nobody(run: Run, store: Memory, folder: Path) -> None:
+    """A broken file is reported with its reason, the rest is stored, and a suffix that nobody reads is skipped with the known ones."""
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.7 and then nothing")
+    (folder / "photo.pdf").write_bytes(b"\xff\xd8\xff\xe0")
+    (folder / "sheet.xlsx").write_bytes(b"PK")
+    report = await run(folder)
+    assert len(report.stored) == 2
+    assert names(report.failed) == ["broken.pdf", "photo.pdf"]
+    assert "JPEG" in report.failed[1][1]
+    assert names(report.skipped) == ["sheet.xlsx"]
+    assert ".pdf" in report.skipped[0][1]
+
+
+async def test_a_document_that_broke_keeps_its_old_passages(run: Run, store: Memory, folder: Path) -> None:
+    """What was readable yesterday is still found today."""
+    await run(folder)
+    (folder / "claims.md").write_bytes(b"")
+    report = await run(folder)
+    assert names(report.failed) == ["claims.md"]
+    assert len(await sources(store)) == 2
+
+
+async def test_what_a_loader_left_out_is_in_the_report(run: Run, folder: Path) -> None:
+    """The notes of a document come with its path."""
+    (folder / "claims.md").write_text("text\n\n<div>hidden</div>\n")
+    report = await run(folder)
+    assert [(Path(path).name, "HTML" in note) for path, note in report.notes] == [("claims.md", True)]
+
+
+async def test_a_file_over_the_bound_is_refused(run: Run, folder: Path) -> None:
+    """A file larger than the setting is refused with both sizes, and is not read."""
+    (folder / "claims.md").write_bytes(b"a" * (1 << 20) + b"b")
+    report = await run(folder, settings=RetrievalSettings(max_file_mib=1))
+    assert "retrieval.max_file_mib" in report.failed[0][1]
+
+
+async def test_hidden_files_are_skipped_unless_named(run: Run, folder: Path) -> None:
+    """Dot files and dot folders are left alone; a file that is named is read."""
+    (folder / ".git").mkdir()
+    (folder / ".git" / "x.md").write_text("text")
+    (folder / ".y.md").write_text("text")
+    assert len((await run(folder)).stored) == 2
+    assert len((await run(folder / ".y.md")).stored) == 1
+
+
+async def test_links_are_followed_once(run: Run, folder: Path) -> None:
+    """A link to a parent folder is no endless loop, and a file reached twice is one document."""
+    (folder / "sub" / "loop").symlink_to(folder)
+    (folder / "again.md").symlink_to(folder / "claims.md")
+    report = await run(folder, folder / "claims.md", folder)
+    assert len(report.stored) == 2
+
+
+async def test_what_is_no_file_is_skipped(run: Run, folder: Path) -> None:
+    """A pipe would hang a reader: it is not opened."""
+    os.mkfifo(folder / "pipe.txt")
+    report = await run(folder)
+    assert report.skipped == [(str(folder / "pipe.txt"), "not a regular file")]
+
+
+async def test_a_path_that_is_not_there_is_reported(run: Run, folder: Path) -> None:
+    """A mistyped path is a failure, and the others are read."""
+    report = await run(folder / "nosuch", folder)
+    assert report.failed == [(str(folder / "nosuch"), "there is no such file or folder")]
+    assert len(report.stored) == 2
+
+
+async def test_a_folder_that_may_not_be_read_is_reported(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without permission is named; its neighbours are read. (Root may read everything, so the refusal is played.)"""
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    report = await run(folder)
+    assert report.failed == [(str(folder / "sub"), "folder not read: permission denied")]
+    assert len(report.stored) == 1
+
+
+async def test_documents_whose_file_is_gone_are_reported_and_pruned_on_request(run: Run, store: Memory, folder: Path) -> None:
+    """A file that vanished stays searchable until `prune`; a document of another folder is none of our business."""
+    other = folder.parent / "other.md"
+    other.write_text("text")
+    await run(folder, other)
+    (folder / "claims.md").unlink()
+    other.unlink()
+    report = await run(folder)
+    assert report.vanished == [str(folder / "claims.md")]
+    assert len(await sources(store)) == 3
+    assert (await run(folder, prune=True)).pruned
+    assert sorted(Path(source).name for source in await sources(store)) == ["car.txt", "other.md"]
+
+
+async def test_a_file_that_cannot_be_looked_at_is_not_gone(run: Run, store: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A permission problem must not empty a collection."""
+    await run(folder)
+    (folder / "claims.md").unlink()
+
+    def refuse(path: Path) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    report = await run(folder, prune=True)
+    assert report.vanished == []
+    assert len(await sources(store)) == 2
+
+
+async def test_names_may_be_relative_to_a_base(run: Run, store: Memory, folder: Path) -> None:
+    """With a base the same folder elsewhere gives the same names, and gone files are still found out."""
+    await run(folder, base=folder)
+    assert await sources(store) == ["claims.md", "sub/car.txt"]
+    (folder / "claims.md").unlink()
+    assert (await run(folder, base=folder)).vanished == ["claims.md"]
+    outside = folder.parent / "other.md"
+    outside.write_text("text")
+    assert "not under the base" in (await run(outside, base=folder)).failed[0][1]
+
+
+async def test_the_embedder_reads_headings_and_the_store_keeps_text(run: Run, embedder: Embedder, folder: Path) -> None:
+    """A passage is embedded with its title and headings: alone it often does not say what it is about."""
+    (folder / "claims.md").write_text("# Claims\n\n## Deadline\n\nWithin 14 days of it.\n")
+    await run(folder / "claims.md")
+    assert embedder.embedded == ["Claims > Deadline\nWithin 14 days of it."]
+
+
+async def test_a_long_document_is_embedded_in_batches(run: Run, embedder: Embedder, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All passages of a document are stored with their vectors, whatever the batch."""
+    monkeypatch.setattr(ingest_module, "EMBED_BATCH", 3)
+    (folder / "claims.md").write_text("".join(f"## H{n}\n\nText of section {n}.\n\n" for n in range(10)))
+    said: list[Progress] = []
+    report = await run(folder / "claims.md", progress=said.append)
+    assert report.passages == len(embedder.embedded) == 10
+    assert [one.passages for one in said if one.step == "embedding"] == [0, 3, 6, 9]
+
+
+async def test_progress_goes_from_nothing_to_all(run: Run, folder: Path) -> None:
+    """The last word says that all documents are done."""
+    said: list[Progress] = []
+    await run(folder, progress=said.append)
+    assert [one.done for one in said] == sorted(one.done for one in said)
+    assert (said[0].done, said[-1].done, said[-1].total, said[-1].step) == (0, 2, 2, "stored")
+
+
+async def test_a_store_that_is_down_ends_the_run_and_the_next_goes_on(run: Run, embedder: Embedder, store: Memory, folder: Path) -> None:
+    """What was stored stays stored; the next run does the rest only."""
+    embedder.down_after = 1
+    with pytest.raises(StoreDown):
+        await run(folder)
+    embedder.down_after = 1_000_000
+    report = await run(folder)
+    assert (len(report.unchanged), len(report.stored)) == (1, 1)

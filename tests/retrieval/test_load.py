@@ -1,0 +1,104 @@
+"""A hostile file costs only its own job: time, memory and crashes of the reading process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tidegate.core.errors import DocumentUnreadable
+from tidegate.retrieval.load import Loader
+from tidegate.retrieval.loaded import Bounds
+
+
+@pytest.fixture
+async def loader() -> AsyncIterator[Loader]:
+    async with Loader() as loader:
+        yield loader
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> str:
+    path = tmp_path / "good.md"
+    path.write_text("# Claims\n\nReport a loss within 14 days.\n")
+    return str(path)
+
+
+def pid(loader: Loader) -> int:
+    assert loader._child is not None
+    return loader._child.pid
+
+
+async def test_one_process_reads_many_files(loader: Loader, good: str) -> None:
+    """The reading process is started once, not for every file."""
+    first = await loader.load(good)
+    before = pid(loader)
+    assert (await loader.load(good), pid(loader)) == (first, before)
+    assert first.title == "Claims"
+
+
+async def test_a_refused_file_does_not_cost_the_process(loader: Loader, good: str, tmp_path: Path) -> None:
+    """A file that is merely wrong is refused with its reason, and the process goes on."""
+    await loader.load(good)
+    before = pid(loader)
+    jpeg = tmp_path / "photo.pdf"
+    jpeg.write_bytes(b"\xff\xd8\xff\xe0 picture")
+    with pytest.raises(DocumentUnreadable, match="JPEG"):
+        await loader.load(str(jpeg))
+    assert pid(loader) == before
+
+
+async def test_a_file_that_takes_too_long_is_stopped(good: str, tmp_path: Path) -> None:
+    """A reader that hangs (here: at a pipe that nobody writes to) is killed after its time, and the next file is read."""
+    os.mkfifo(tmp_path / "hang.txt")
+    async with Loader(Bounds(seconds=2.0)) as loader:
+        await loader.load(good)
+        before = pid(loader)
+        with pytest.raises(DocumentUnreadable, match="longer than 2 s"):
+            await loader.load(str(tmp_path / "hang.txt"))
+        with pytest.raises(ProcessLookupError):
+            os.kill(before, 0)
+        assert (await loader.load(good)).title == "Claims"
+
+
+async def test_a_file_that_takes_too_much_memory_is_refused(good: str, tmp_path: Path) -> None:
+    """A file whose parse outgrows the limit is refused with the limit's name, and the next file is read."""
+    big = tmp_path / "big.md"
+    big.write_text("| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 400_000)
+    async with Loader(Bounds(memory_bytes=256 << 20)) as loader:
+        with pytest.raises(DocumentUnreadable, match="more than 256 MiB"):
+            await loader.load(str(big))
+        assert (await loader.load(good)).title == "Claims"
+
+
+@pytest.mark.parametrize(("signal_number", "said"), [(signal.SIGSEGV, "crash .SIGSEGV."), (signal.SIGABRT, "of memory")])
+async def test_a_crash_costs_one_file(good: str, tmp_path: Path, signal_number: int, said: str) -> None:
+    """A reader that dies from native code's fault gives an error for its file; an abort is how native code runs out of memory."""
+    os.mkfifo(tmp_path / "hang.txt")
+    async with Loader() as loader:
+        job = asyncio.create_task(loader.load(str(tmp_path / "hang.txt")))
+        while loader._child is None:  # noqa: ASYNC110 - a process that starts sets no event
+            await asyncio.sleep(0.01)
+        os.kill(pid(loader), signal_number)
+        with pytest.raises(DocumentUnreadable, match=said):
+            await job
+        assert (await loader.load(good)).title == "Claims"
+
+
+async def test_cancelling_stops_the_reader(tmp_path: Path) -> None:
+    """Ctrl-C in mid-file leaves no process behind."""
+    os.mkfifo(tmp_path / "hang.txt")
+    async with Loader() as loader:
+        job = asyncio.create_task(loader.load(str(tmp_path / "hang.txt")))
+        while loader._child is None:  # noqa: ASYNC110 - a process that starts sets no event
+            await asyncio.sleep(0.01)
+        child = pid(loader)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
