@@ -299,7 +299,7 @@ async def _own_embedder(settings: Settings) -> AsyncIterator[Path]:
         embedder = LocalEmbedder(folder, settings.local)
         child = embedder.child
         await child.start()
-        keeping = asyncio.get_running_loop().create_task(child.keep(log.warning))  # noqa: TID251 - ended below
+        keeping = asyncio.get_running_loop().create_task(child.keep(log.warning))
         yield embedder.socket
     finally:
         if keeping is not None:
@@ -445,7 +445,7 @@ class _Home:
 
     async def load_examples(self, running: Running, note: Note) -> None:
         """The example documents, where the example capabilities are what is served."""
-        if running.embedder is None or self._settings.capabilities.folders or not (dsn := self._dsn(running)):
+        if running.embedder is None or self._settings.capabilities.folders or not self._dsn(running):
             return
         client = EmbedderClient(running.embedder)
         async with _store(self._with_store(running)) as store, _closing(client):

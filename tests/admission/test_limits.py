@@ -119,10 +119,8 @@ def test_never_more_than_a_minute_and_a_burst(steps: list[tuple[float, int]]) ->
         clock.pass_s(pause_s)
         try:
             limits.admit(KEY, tokens).settle(tokens)
-            passed += tokens
         except RateLimited as refused:
-            assert refused.retry_after_s is not None
-            clock.pass_s(refused.retry_after_s + 1e-6)
+            clock.pass_s((refused.retry_after_s or 0.0) + 1e-6)
             limits.admit(KEY, tokens).settle(tokens)
-            passed += tokens
+        passed += tokens
         assert passed <= 60 + (clock.ns - began_ns) / 1e9 + 1e-3

@@ -104,12 +104,10 @@ def start_gateway(data: Path, dsn: str, engine: str, **more: str) -> subprocess.
         '[engines.nowhere]\nadapter = "openai"\nurl = "http://127.0.0.1:9"\nmodels = ["nowhere"]\n'
     )
     (data / "run" / "gateway.json").unlink(missing_ok=True)
-    log = open(data / "gateway.log", "ab")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tidegate.cli", "serve", "--config", str(config)], stderr=log, env={**os.environ, **more}
-    )
-    log.close()
-    return process
+    with open(data / "gateway.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tidegate.cli", "serve", "--config", str(config)], stderr=log, env={**os.environ, **more}
+        )
 
 
 def url_of(data: Path, process: subprocess.Popen[bytes]) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from tests.api.conftest import House, until
 
 CONTRACT = "/api/v1/test/contract"

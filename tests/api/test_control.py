@@ -6,7 +6,6 @@ import re
 import time
 
 import httpx
-
 from tests.api.conftest import House, until
 
 WORDS = "##n=2##"

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-
 from tests.api.conftest import House, until
 
 WORDS = "##n=6##"

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
-
 from tests.api.conftest import House, start_gateway, stop, until, url_of
 
 NOWHERE = "postgresql://tidegate@127.0.0.1:9/tidegate"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.pipeline.test_capability import write
+
 from tidegate.core.ask import Ask, Caller, Deadline, EngineAnswer, EngineCall, Passage
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import DeadlineExceeded, EngineCut, EngineStalled, OutputInvalid
@@ -169,7 +169,8 @@ async def test_a_stages_own_timeout_is_not_renamed() -> None:
 
 async def test_prompt_renders_fields_and_passages(tmp_path: Path) -> None:
     """Blocks become messages; the version and its hash are on the flight."""
-    template = "{% block system %}S{% endblock %}{% block user %}{{ input.age }}{% for p in passages %} [{{ p.n }}] {{ p.text }}{% endfor %}{% endblock %}"
+    user = "{{ input.age }}{% for p in passages %} [{{ p.n }}] {{ p.text }}{% endfor %}"
+    template = "{% block system %}S{% endblock %}{% block user %}" + user + "{% endblock %}"
     capability = load(write(tmp_path, template=template))
     ask = new_ask()
     ask.input = {"age": 40}

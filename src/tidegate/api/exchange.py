@@ -161,7 +161,7 @@ class Exchange:
         """From now on the request is cancelled when the client leaves: only a task that awaits `receive` sees it go."""
         loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(loop)
-        watcher = loop.create_task(self._watch())  # noqa: TID251 - ends with the connection or the response
+        watcher = loop.create_task(self._watch())  # ends with the connection or the response
         watcher.add_done_callback(_retrieve)
 
     async def _watch(self) -> None:
@@ -229,7 +229,7 @@ class Exchange:
             else:
                 seconds = self.house.deadline_s
                 await self._fail(DeadlineExceeded(f"The request took longer than {seconds:.0f} s.", hint="Ask for less, or raise server.deadline_s."))
-        except Exception:  # noqa: BLE001 - the last door: whatever it is, the client gets a trace_id and the log gets the traceback
+        except Exception:  # the last door: whatever it is, the client gets a trace_id and the log gets the traceback
             log.exception("unexpected error in %s, trace_id %s", self.path, self.flight.id)
             await self._fail(TidegateError("Something went wrong inside Tidegate.", hint="Give the operator this trace_id."))
         finally:

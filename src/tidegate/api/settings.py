@@ -16,7 +16,7 @@ class ServerSettings(Section):
     deadline_s: float = Field(300.0, gt=0, description="Seconds after which a request is ended, whatever it is doing.")
     keep_alive_s: int = Field(75, ge=1, description="Seconds that an idle client connection is kept open.")
     grace_s: int = Field(20, ge=0, description="Seconds that running answers get to finish when the gateway is stopped.")
-    keys_refresh_s: float = Field(2.0, gt=0, description="Seconds between two readings of the key table: a revoked key stops working within this time.")
+    keys_refresh_s: float = Field(2.0, gt=0, description="Seconds between two readings of the key table: a revoked key works no longer than this.")
     backlog: int = Field(2048, ge=1, description="Connections that may wait to be accepted.")
 
 

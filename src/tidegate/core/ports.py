@@ -166,7 +166,7 @@ class FlightStore(Protocol):
 
 
 class FlightSink(Protocol):
-    """Receives each finished flight once, before its last bytes leave. Must not raise and must not block: a store that is down never stops an answer."""
+    """Receives each finished flight once, before its last bytes leave. Must neither raise nor block: a store that is down stops no answer."""
 
     def finished(self, record: FlightRecord, kept: KeptText | None = None) -> None: ...
 

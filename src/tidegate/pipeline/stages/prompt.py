@@ -37,7 +37,7 @@ class PromptStage:
             try:
                 text = "".join(self._template.blocks[role](context)).strip()
             except jinja2.TemplateError as error:
-                raise SettingsError(f"The prompt {self._version} of this capability cannot be rendered: {error}.", hint="Correct the template.") from error
+                raise SettingsError(f"The prompt {self._version} cannot be rendered: {error}.", hint="Correct its template.") from error
             if text:
                 messages.append({"role": role, "content": text})
         ask.call = EngineCall("chat", self._model, {"messages": messages, **self._params})

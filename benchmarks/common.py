@@ -1,0 +1,102 @@
+"""Parts that the benchmarks share: a real database, a gateway on it, and what a process costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that a process has used, threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of a process in MB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"process {pid} has no VmRSS")
+
+
+@contextlib.contextmanager
+def database() -> Iterator[tuple[Path, str, str]]:
+    """A fresh embedded PostgreSQL with the schema and one data key: (folder, dsn, key)."""
+    from tidegate.api.control import NewKey, make_key
+    from tidegate.local.folder import DataFolder
+    from tidegate.local.postgres import Postgres as Server
+    from tidegate.local.settings import LocalSettings
+    from tidegate.stores.migrate import migrate
+    from tidegate.stores.settings import StoreSettings
+    from tidegate.stores.systems.postgres import Postgres
+
+    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as home:
+        Path(home).chmod(0o711)
+        folder = DataFolder(Path(home) / "db")
+        folder.open(min_free_mb=0)
+        server = Server(folder, LocalSettings(data=str(folder.path)))
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(server.start())
+            migrate(server.dsn)
+            key, record = make_key(NewKey(tenant="bench", role="data", name="", requests_per_minute=0, tokens_per_minute=0))
+
+            async def add() -> None:
+                store = Postgres(StoreSettings(dsn=server.dsn))
+                await store.add_key(record)
+                await store.close()
+
+            loop.run_until_complete(add())
+            yield Path(home), server.dsn, key
+        finally:
+            loop.run_until_complete(server.stop())
+            loop.close()
+            folder.close()
+
+
+def write_config(folder: Path, dsn: str, engine_url: str, *, limits: bool = True) -> Path:
+    """Settings of a gateway with all on that users have on: key check, limits, flight record, metrics, spool and its drain."""
+    config = folder / "bench.toml"
+    limit = "[limits]\nrequests_per_minute = 100000000\ntokens_per_minute = 2000000000\n" if limits else ""
+    config.write_text(
+        f'[store]\ndsn = "{dsn}"\n[local]\ndata = "{folder / "data"}"\nembedder = false\n[log]\nflights = "errors"\n{limit}'
+        f'[engines.mock]\nadapter = "openai"\nurl = "{engine_url}"\nmodels = ["mock"]\n'
+    )
+    return config
+
+
+def start(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, *argv], **options)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), "load_1m": round(os.getloadavg()[0], 2)}
+
+
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def record(name: str, body: dict[str, Any]) -> Path:
+    """Write a dated result file."""
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"{name}.json"
+    file.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine(), **body}, indent=1) + "\n")
+    return file
