@@ -79,5 +79,15 @@ def _first_token_x(record: FlightRecord) -> float | None:
 
 
 def facts_of(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts of a decision as text."""
-    return [(name, fact if isinstance(fact, str) else json.dumps(fact, ensure_ascii=False, default=str)) for name, fact in facts.items()]
+    """The facts of a decision as text: lists of plain values with commas, anything deeper as JSON."""
+    return [(name, _said(fact)) for name, fact in facts.items()]
+
+
+def _said(fact: Any) -> str:
+    if fact is None or fact in ([], {}, ""):
+        return "none"
+    if isinstance(fact, bool):
+        return "yes" if fact else "no"
+    if isinstance(fact, list | tuple) and not any(isinstance(one, list | tuple | dict) for one in fact):
+        return ", ".join(str(one) for one in fact)
+    return fact if isinstance(fact, str) else json.dumps(fact, ensure_ascii=False, default=str)

@@ -61,7 +61,8 @@ export class Run {
   }
 
   finish(body) {
-    const { usage, trace_id, citations, answer, ...rest } = body;
+    // What is about the answer is on the flight's page; the rest is the answer.
+    const { usage, trace_id, citations, capability_sha256, index_version, answer, ...rest } = body;
     this.close("Answer complete");
     if (citations?.length) this.showPassages(citations);
     this.answer.replaceChildren();
@@ -123,7 +124,8 @@ export class Run {
   }
 
   figures(usage, trace) {
-    const rows = [["First token", this.first === null ? "–" : span(this.first)], ["Total", span(this.total)]];
+    const rows = [["Total", span(this.total)]];
+    if (this.first !== null) rows.unshift(["First token", span(this.first)]);
     if (usage?.completion_tokens) rows.push(["Tokens in, out", `${usage.prompt_tokens}, ${usage.completion_tokens}`]);
     this.show(rows);
     if (trace) {
