@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_in import House, app_of, serving
+from stand_in import House, serving
 
 from tidegate.api.page import TokenFolder
 
@@ -27,10 +27,8 @@ def house(tmp_path: Path) -> House:
 @pytest.fixture
 def site(house: House) -> Iterator[str]:
     """The page's address."""
-    with serving(app_of(house)) as address:
+    with serving(house) as address:
         yield address
-        assert house.page is not None
-        house.page.close()
 
 
 @pytest.fixture(scope="module")

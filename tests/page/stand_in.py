@@ -284,12 +284,26 @@ async def events(house: House, name: str) -> AsyncIterator[str]:
         house.left.append(name)
 
 
+class Server(uvicorn.Server):
+    """A server that tells the page when it begins to stop: an open live list is a request that ends only then."""
+
+    def __init__(self, config: uvicorn.Config, page: Page) -> None:
+        super().__init__(config)
+        self._page = page
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._page.close()
+        await super().shutdown(sockets)
+
+
 @contextlib.contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """The app on a free port, in a thread."""
+def serving(house: House) -> Iterator[str]:
+    """The house on a free port, in a thread. It must stop by itself, whoever still looks."""
+    app = app_of(house)
+    assert house.page is not None
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    server = Server(uvicorn.Config(app, log_level="warning"), house.page)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     until(lambda: server.started)
@@ -299,6 +313,9 @@ def serving(app: FastAPI) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         listener.close()
+        stopped = not thread.is_alive()
+        server.force_exit = True
+        assert stopped, "the server waits for somebody who looks"
 
 
 def until(fact: Any, within_s: float = 10.0) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from stand_in import ADMIN, ANSWER, DATA, MS, SECRET, House, record, until
+from stand_in import ADMIN, ANSWER, DATA, MS, SECRET, House, record, serving, until
 
 from tidegate.api.page.session import COOKIE, new_session
 
@@ -214,6 +214,16 @@ def test_a_closed_window_leaves_no_listener(browser: Any, site: str, house: Hous
     for desk in desks:
         desk.context.close()
     until(lambda: house.page is not None and house.page.live.listeners == 0)
+
+
+def test_a_stop_does_not_wait_for_open_pages(browser: Any, house: House) -> None:
+    """The server ends while a window still looks, and the window says that the list is no longer live."""
+    with serving(house) as address:
+        desk = Desk(browser, address)
+        page = desk.go()
+        page.wait_for_selector("#live[data-state=on]")
+    page.wait_for_selector("#live[data-state=off]")
+    desk.context.close()
 
 
 def test_the_list_comes_back_after_a_lost_connection(desk: Desk, house: House) -> None:
