@@ -136,8 +136,8 @@ class Gateway:
         parts = Parts(self.fleet, search)
         generate = GenerateStage(self.fleet)
         hot: dict[str, Route] = {
-            "/v1/chat/completions": GenerationRoute("chat", limits, generate, self.fleet),
-            "/v1/completions": GenerationRoute("completion", limits, generate, self.fleet),
+            "/v1/chat/completions": GenerationRoute("chat", limits, generate),
+            "/v1/completions": GenerationRoute("completion", limits, generate),
             "/v1/embeddings": EmbeddingRoute(limits, self.embedder),
             "/v1/models": models_route(self.fleet),
         }

@@ -287,3 +287,12 @@ def test_embeddings_without_an_embedder_are_said(house: House) -> None:
         answer = client.post("/v1/embeddings", json={"input": "hello"})
     assert answer.status_code == 503
     assert "embedder" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_a_model_the_default_is_asked_by_its_name(house: House, stream: bool) -> None:
+    """The engine is told its own model's name, also where the caller named none."""
+    answer = house.chat(WORDS, stream=stream)
+    assert answer.status_code == 200
+    assert house.flight(answer.headers["x-request-id"])["model"] == "scripted"
+    assert house.stats()["models"][-1] == "scripted"

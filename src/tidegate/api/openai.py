@@ -17,7 +17,7 @@ from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import BadRequest, MethodNotAllowed, StoreDown
 from tidegate.core.ports import Embedder, Stage
 from tidegate.pipeline.runner import Step, run
-from tidegate.pipeline.stages.generate import estimate_prompt_tokens
+from tidegate.pipeline.stages.generate import DEFAULT, estimate_prompt_tokens
 
 _DEFAULT_ANSWER_TOKENS = 256
 _MOST_TEXTS = 2048
@@ -26,7 +26,7 @@ Kind = Literal["chat", "completion"]
 
 
 class Models(Protocol):
-    """The public model names; the first is the default."""
+    """The public model names; the first is what DEFAULT means."""
 
     def models(self) -> list[str]: ...
 
@@ -34,12 +34,11 @@ class Models(Protocol):
 class GenerationRoute:
     """/v1/chat/completions and /v1/completions: check, admit, generate, relay."""
 
-    def __init__(self, kind: Kind, limits: Limits, generate: Stage, models: Models) -> None:
+    def __init__(self, kind: Kind, limits: Limits, generate: Stage) -> None:
         self._kind: Kind = kind
         self._fields = CHAT if kind == "chat" else COMPLETION
         self._limits = limits
         self._steps = (Step(generate, None),)
-        self._models = models
 
     async def __call__(self, exchange: Exchange) -> None:
         exchange.need_post()
@@ -71,12 +70,13 @@ class GenerationRoute:
         if fields.get("n", 1) not in (1, None):
             raise BadRequest("`n` other than 1 is not supported.", hint="Send the request n times.", param="n")
         ask.stream = ask.flight.stream = bool(fields.pop("stream", False))
-        model = fields.pop("model", None) or self._models.models()[0]
-        # The caller's own bytes may be forwarded as they are, except a stream whose usage nobody asked for: we book it in any case.
+        named = fields.pop("model", None)
+        # The caller's own bytes may be forwarded as they are, but not where the model has to be added, and not a stream whose usage
+        # nobody asked for: we book it in any case.
         options = fields.get("stream_options")
-        usable = not ask.stream or bool(options and options.get("include_usage"))
-        ask.call = EngineCall(self._kind, model, fields, body if usable else None)
-        ask.flight.model = model
+        usable = named is not None and (not ask.stream or bool(options and options.get("include_usage")))
+        ask.call = EngineCall(self._kind, named or DEFAULT, fields, body if usable else None)
+        ask.flight.model = named or ""
 
     async def _whole(self, exchange: Exchange, ask: Ask, ticket: Ticket) -> None:
         await run(ask, self._steps)

@@ -61,6 +61,7 @@ class Scripted:
             "accepted": self.accepted,
             "written": self.written,
             "prompts": list(self.digests),
+            "models": [body.get("model") for body in self.bodies],
         }
 
     async def listen(self, host: str, port: int, **options: Any) -> None:
