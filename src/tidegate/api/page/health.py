@@ -108,6 +108,8 @@ def _spool(health: dict[str, Any]) -> list[Figure]:
     if not spool:
         return []
     waiting, used, bound = spool.get("records_waiting"), spool.get("bytes"), spool.get("max_bytes")
-    note = words.size(used) + (f" of {words.size(bound)}" if bound else "") if used is not None else ""
-    value = "–" if waiting is None else "empty" if waiting == 0 else f"{waiting:,} waiting"
-    return [Figure("Spool", value, note, "warn" if spool.get("near") else "")]
+    value = "–" if waiting is None else f"{waiting:,}" if waiting else "empty"
+    notes = ["waiting"] if waiting else []
+    if used and bound:
+        notes.append(f"{words.percent(used / bound)} full")
+    return [Figure("Spool", value, ", ".join(notes), "warn" if spool.get("near") else "")]

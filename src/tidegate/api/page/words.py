@@ -78,15 +78,6 @@ def marked(text: str) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(piece) if n % 2 else escape(piece) for n, piece in enumerate(pieces))
 
 
-def size(count: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
-
-
 def local(unix_ns: int) -> datetime.datetime:
     """The instant in the time zone of the machine that serves the page."""
     return datetime.datetime.fromtimestamp(unix_ns / 1e9, datetime.UTC).astimezone()
