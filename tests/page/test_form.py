@@ -45,6 +45,8 @@ def test_what_no_input_can_hold_is_asked_for_as_json() -> None:
 def test_examples_are_whole_bodies_with_a_label() -> None:
     """One text is its own label, in its own language; a filled form says its first facts."""
     assert [(one.label, one.lang) for one in form.examples(SUPPORT)][-1] == ("车险理赔需要准备哪些材料?", "zh")
+    more = SUPPORT | {"examples": [{"product": "home", "question": "How much?"}]}
+    assert [one.label for one in form.examples(more)] == ["How much?"]
     first = form.examples(UNDERWRITING)[0]
     assert first.label == "age 34, smoker no"
     assert json.loads(first.body) == UNDERWRITING["examples"][0]

@@ -54,12 +54,13 @@ def fields(schema: dict[str, Any], prefix: str = "", *, needed: bool = True) -> 
 
 def examples(schema: dict[str, Any]) -> list[Example]:
     """The schema's `examples` (whole bodies); where it has none, those of its one required text."""
+    properties = _properties(schema)
+    texts = [name for name in schema.get("required", ()) if properties.get(name, {}).get("type") == "string" and not _choices(properties[name])]
+    text = texts[0] if len(texts) == 1 else ""
     bodies = [body for body in schema.get("examples", ()) if isinstance(body, dict)]
-    if not bodies:
-        texts = [name for name in schema.get("required", ()) if _properties(schema).get(name, {}).get("type") == "string"]
-        if len(texts) == 1:
-            bodies = [{texts[0]: text} for text in _properties(schema)[texts[0]].get("examples", ())]
-    return [_example(n, body) for n, body in enumerate(bodies, 1)]
+    if not bodies and text:
+        bodies = [{text: one} for one in properties[text].get("examples", ())]
+    return [_example(n, body, text) for n, body in enumerate(bodies, 1)]
 
 
 def _properties(schema: dict[str, Any]) -> dict[str, Any]:
@@ -108,10 +109,9 @@ def _said(value: Any) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def _example(n: int, body: dict[str, Any]) -> Example:
-    texts = [value for value in body.values() if isinstance(value, str)]
-    # A body of one text is shown by that text; of a filled-in form, a button has room for its first facts.
+def _example(n: int, body: dict[str, Any], text: str) -> Example:
+    # A question is its own label; of a filled-in form, a button has room for the first facts.
     first = ", ".join(f"{name.replace('_', ' ')} {_said(value)}" for name, value in _facts(body)[:2])
-    label = texts[0] if len(body) == 1 and texts else first
+    label = str(body.get(text) or first or f"Example {n}")
     chinese = any("\u3400" <= sign <= "\u9fff" for sign in label)
-    return Example(label or f"Example {n}", json.dumps(body, ensure_ascii=False), "zh" if chinese else "en")
+    return Example(label, json.dumps(body, ensure_ascii=False), "zh" if chinese else "en")

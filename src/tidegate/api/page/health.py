@@ -20,7 +20,7 @@ from tidegate.core.flight import FlightRecord
 
 #: How many of the newest flights the times are taken from.
 RECENT = 200
-_FRESH_S = 2.0
+_FRESH_S = 1.0
 _PATIENCE_S = 1.5
 
 
@@ -35,7 +35,7 @@ class Figure:
 
 
 class HealthReader:
-    """Asks for health at most once in two seconds, however many pages look, and never waits long for it."""
+    """Asks for health at most once a second, however many pages look, and never waits long for it."""
 
     def __init__(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         self._ask = ask

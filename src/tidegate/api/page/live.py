@@ -18,7 +18,7 @@ from tidegate.api.page.view import Views
 
 MOST_LISTENERS = 64
 _PACE_S = 1.0
-_BEAT_S = 5.0
+_BEAT_S = 2.0
 
 
 class Live:
