@@ -85,7 +85,7 @@ class Up:
             env=os.environ | (env or {}),
         )
         self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
@@ -131,6 +131,22 @@ class Up:
         self._reader.join(PATIENCE_S)
         return code
 
+    def destroy(self) -> None:
+        """Whatever a failed test left: asked to end, then killed with all below it."""
+        if self.process.poll() is None:
+            left = self.processes()
+            self.process.terminate()
+            try:
+                self.process.wait(PATIENCE_S / 3)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+            for process in left:
+                if process.alive():
+                    os.kill(process.pid, signal.SIGKILL)
+        self.ended()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
 
 def _short_folder() -> Path:
     """In memory where there is room: the clusters made here need not survive a power cut, and their fsyncs would wait for the disk."""
@@ -170,12 +186,7 @@ def start(home: Path) -> Iterator[Callable[..., Up]]:
 
     yield begin
     for up in started:
-        if up.process.poll() is None:
-            up.end()
-            up.process.kill()
-        up.ended()
-        assert up.process.stdout is not None
-        up.process.stdout.close()
+        up.destroy()
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +197,5 @@ def whole() -> Iterator[Up]:
     try:
         yield up.ready()
     finally:
-        up.end()
-        assert up.process.stdout is not None
-        up.process.stdout.close()
+        up.destroy()
         shutil.rmtree(folder, ignore_errors=True)
