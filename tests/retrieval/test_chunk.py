@@ -179,3 +179,9 @@ def test_lines_become_one_paragraph() -> None:
 def test_language_is_told_or_left_open(text: str, expected: str | None) -> None:
     """English and Chinese are recognised; nothing else is called one of them."""
     assert language.detect(text) == expected
+
+
+@pytest.mark.parametrize("text", ["." * 1_000_000, "Dr. " * 250_000, '."' * 500_000, ". " + "(" * 500_000, "。" * 500_000, "a" * 1_000_000])
+def test_hostile_punctuation_is_linear(text: str) -> None:
+    """A million full stops take a million steps: were it their square, this test would run into its time-out."""
+    assert all(passage.tokens <= 280 for passage in passages_of(Block(text), size=Size(280)))

@@ -142,12 +142,11 @@ async def _count(sections: list[Section], count_tokens: CountTokens, size: Size)
 
     for section, tokens in zip(sections, await tokens_of([section.lead for section in sections]), strict=True):
         section.lead_tokens = tokens if section.lead else 0
-    todo = [(section, unit) for section in sections for unit in section.units]
-    while todo:
-        for (_, unit), tokens in zip(todo, await tokens_of([unit.text for _, unit in todo]), strict=True):
+    while uncounted := [unit for section in sections for unit in section.units if not unit.tokens]:
+        for unit, tokens in zip(uncounted, await tokens_of([unit.text for unit in uncounted]), strict=True):
             unit.tokens = max(1, tokens)
-        large = [(section, unit) for section, unit in todo if unit.tokens > _room(section, size) and len(unit.text) > 1]
-        todo = [(section, piece) for section, unit in large for piece in _replace(section, unit, size)]
+        for section in sections:
+            section.units = [piece for unit in section.units for piece in _fitting(unit, _room(section, size))]
     for section in sections:
         _measure_paragraphs(section.units)
 
@@ -156,13 +155,12 @@ def _room(section: Section, size: Size) -> int:
     return max(size.tokens // 4, size.tokens - section.lead_tokens)
 
 
-def _replace(section: Section, unit: Unit, size: Size) -> list[Unit]:
-    parts = unit.tokens // _room(section, size) + 1
-    pieces = cut(unit.text, -(-len(unit.text) // parts))
-    units = [Unit(piece, unit.before if at == 0 else "", unit.page) for at, piece in enumerate(pieces)]
-    at = next(at for at, other in enumerate(section.units) if other is unit)
-    section.units[at : at + 1] = units
-    return units
+def _fitting(unit: Unit, room: int) -> list[Unit]:
+    """The unit itself, or pieces of it that are still to be counted."""
+    if unit.tokens <= room or len(unit.text) == 1:
+        return [unit]
+    pieces = cut(unit.text, -(-len(unit.text) // (unit.tokens // room + 1)))
+    return [Unit(piece, unit.before if at == 0 else "", unit.page) for at, piece in enumerate(pieces)]
 
 
 def _measure_paragraphs(units: list[Unit]) -> None:

@@ -8,20 +8,19 @@ from collections.abc import Iterable
 #: Characters of scripts that put no space between words, and their punctuation.
 CJK = r"\u3000-\u303f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef"
 
-_CJK_END = re.compile(f"[{CJK}]$")
-_CJK_START = re.compile(f"^[{CJK}]")
-_HYPHEN_END = re.compile(r"[a-z]-$")
-_LOWER_START = re.compile(r"^[a-z]")
+_CJK_CHAR = re.compile(f"[{CJK}]")
+_HYPHENATED = re.compile(r"[a-z]-\Z")
+_LOWER = re.compile(r"[a-z]")
 
 
 def join_lines(lines: Iterable[str]) -> str:
     """A space between lines; none between two CJK characters; a word hyphenated at a line's end is made whole."""
-    flow = ""
-    for line in lines:
-        if _HYPHEN_END.search(flow) and _LOWER_START.search(line):
-            flow = flow[:-1] + line
-        elif not flow or (_CJK_END.search(flow) and _CJK_START.search(line)):
-            flow += line
-        else:
-            flow += " " + line
-    return flow
+    flow: list[str] = []
+    for line in filter(None, lines):
+        last = flow[-1] if flow else ""
+        if _HYPHENATED.search(last, max(0, len(last) - 2)) and _LOWER.match(line):
+            flow[-1] = last[:-1]
+        elif last and not (_CJK_CHAR.match(last, len(last) - 1) and _CJK_CHAR.match(line)):
+            flow.append(" ")
+        flow.append(line)
+    return "".join(flow)
