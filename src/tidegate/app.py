@@ -249,7 +249,7 @@ async def _serve(settings: Settings, fd: int | None) -> None:
         _note_running(settings.local.folder, url)
         log.info("serving on %s", url)
         try:
-            await serve_door(gateway.door, server, bound)
+            await serve_door(gateway.door, server, bound, gateway.page.close)
         finally:
             await gateway.stop()
 

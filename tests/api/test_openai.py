@@ -296,3 +296,16 @@ def test_without_a_model_the_default_is_asked_by_its_name(house: House, stream: 
     assert answer.status_code == 200
     assert house.flight(answer.headers["x-request-id"])["model"] == "scripted"
     assert house.stats()["models"][-1] == "scripted"
+
+
+def test_the_pages_session_asks_only_from_the_page(house: House) -> None:
+    """A signed-in browser asks without a key from the page's own origin, and from no other."""
+    with httpx.Client(base_url=house.url, timeout=30) as browser:
+        signed_in = browser.post("/login", data={"key": house.keys["data"]}, headers={"origin": house.url})
+        assert signed_in.status_code in (200, 303), signed_in.text
+        body = {"messages": MESSAGES}
+        assert browser.post("/v1/chat/completions", json=body, headers={"origin": house.url}).status_code == 200
+        for origin in ("http://evil.example", "null", ""):
+            refused = browser.post("/v1/chat/completions", json=body, headers={"origin": origin})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden"), origin
+        assert browser.post("/v1/chat/completions", json=body).status_code == 403

@@ -15,7 +15,7 @@ import msgspec
 from tidegate import __version__
 from tidegate.api.auth import KeyRing, need_data, no_key, presented_key
 from tidegate.api.errors import error_body, error_bytes, error_headers
-from tidegate.api.page.session import session_caller
+from tidegate.api.page.session import same_origin, session_caller
 from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.chunk import CLEAN_ENDS, End
 from tidegate.core.errors import (
@@ -111,14 +111,12 @@ class Exchange:
         return caller
 
     def _session(self, headers: list[Header]) -> Caller:
-        found = dict(headers)
-        cookie = found.get(b"cookie")
-        caller = session_caller(cookie.decode("latin-1"), self.house.secret) if cookie else None
-        caller = self.house.keys.by_id(caller.key_id) if caller is not None else None
+        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        session = session_caller(found.get("cookie", ""), self.house.secret)
+        caller = self.house.keys.by_id(session.key_id) if session is not None else None
         if caller is None:
             raise no_key()
-        origin, host = found.get(b"origin", b""), found.get(b"host", b"")
-        if origin.partition(b"://")[2] != host or not host:
+        if not same_origin(found):
             raise Forbidden("A session works only from the page itself.", hint="Use an API key: `Authorization: Bearer KEY`.")
         return caller
 

@@ -108,7 +108,18 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's own signal handling raises the signal again once it has stopped, which would end the process before the spool is drained."""
+    """uvicorn's own signal handling raises the signal again once it has stopped, which would end the process before the spool is drained.
+
+    `on_stop` is called when the stop begins: what would otherwise hold it open for the whole grace time (open pages) ends then.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -123,10 +134,10 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
-async def serve(app: Asgi, settings: ServerSettings, bound: socket.socket) -> None:
+async def serve(app: Asgi, settings: ServerSettings, bound: socket.socket, on_stop: Callable[[], None]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; running answers get `server.grace_s` to finish, a second SIGINT hastens."""
     config = uvicorn.Config(
         app, http=_Protocol, loop="none", lifespan="off", log_config=None, access_log=False, server_header=False, ws="none", proxy_headers=False,
         timeout_keep_alive=settings.keep_alive_s, timeout_graceful_shutdown=settings.grace_s, backlog=settings.backlog,
     )
-    await _Server(config).serve(sockets=[bound])
+    await _Server(config, on_stop).serve(sockets=[bound])
