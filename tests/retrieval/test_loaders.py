@@ -183,10 +183,10 @@ def test_a_table_stays_a_table(write: Write) -> None:
 
 
 def test_html_is_noted(write: Write) -> None:
-    """An HTML block is left out, and a note says so."""
-    loaded = load_md(write, "text\n\n<div>hidden</div>\n")
+    """An HTML block is left out, and a note says so; a comment is nobody's text."""
+    loaded = load_md(write, "text\n\n<div>hidden</div>\n\n<!-- a comment -->\n")
     assert loaded.blocks == [Block("text")]
-    assert "HTML block" in loaded.notes[0]
+    assert ["HTML block" in note for note in loaded.notes] == [True]
 
 
 # -- PDF

@@ -60,9 +60,9 @@ def _blocks(root: SyntaxTreeNode, notes: list[str]) -> Iterator[Block]:
             yield Block(markdown_table(_rows(node)), "table")
         elif node.type in ("fence", "code_block"):
             yield Block(node.content.rstrip("\n"))
-        elif node.type == "html_block":
+        elif node.type == "html_block" and not node.content.startswith("<!--"):
             notes.append(f"An HTML block of {len(node.content)} characters was left out.")
-        elif node.type == "hr":
+        elif node.type in ("hr", "html_block"):  # a rule, a comment: nothing that anybody reads
             continue
         elif node.type == "blockquote":
             yield from _blocks(node, notes)
