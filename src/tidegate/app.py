@@ -330,7 +330,9 @@ async def ingest(
     async with _embedder(reached) as embedder, _store(reached) as store:
         if embedder is None:
             raise SettingsError("There is no embedder.", hint='Set embedder.socket, or embedder.mode = "in_process".')
-        return await ingest_paths(paths, collection=collection, tags=tags, embedder=embedder, store=store, progress=progress, prune=prune)
+        return await ingest_paths(
+            paths, collection=collection, tags=tags, embedder=embedder, store=store, progress=progress, prune=prune, settings=settings.retrieval
+        )
 
 
 class LocalParts(msgspec.Struct):
@@ -452,6 +454,7 @@ class _Home:
             report = await ingest_paths(
                 [self._examples / "documents"], collection=EXAMPLES, embedder=client, store=store,
                 progress=lambda said: note(f"{said.done} of {said.total} documents"), base=self._examples,
+                settings=self._settings.retrieval,
             )
         for path, why in report.failed:
             raise LocalPartError(f"The example document {path} could not be read: {why}", hint="Is the installation whole?")
