@@ -41,6 +41,10 @@ async def collect(stream: EngineStream, got: list[Chunk]) -> None:
         got += batch
 
 
+def adapter_of(engine: OpenAIHttp) -> str:
+    return engine.settings.adapter
+
+
 def text_of(chunks: list[Chunk]) -> str:
     return "".join(chunk.text for chunk in chunks if chunk.kind == "text")
 
@@ -164,6 +168,14 @@ async def test_a_missing_done_is_noted(engine: OpenAIHttp) -> None:
     assert "engine_done_missing" in decided(flight)
 
 
+async def test_a_body_that_never_ends(engine: OpenAIHttp, server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After [DONE] the answer is whole at once; a connection whose body does not end soon is closed, not kept."""
+    monkeypatch.setattr("tidegate.engines.wire.DRAIN_S", 0.05)
+    assert text_of(await read(engine, ask("##n=10,m=no_end##"))) == TEN
+    assert server.active == 1
+    await until(lambda: server.active == 0 and engine.pool.open_connections == 0)
+
+
 async def test_a_missing_finish_is_noted(engine: OpenAIHttp) -> None:
     """[DONE] without a finish_reason is taken as a stop; the flight says so."""
     flight = Flight("test")
@@ -202,8 +214,9 @@ async def test_a_cut_is_never_a_success(engine: OpenAIHttp, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["stall", "stall_comments"])
-async def test_a_stall(engine: OpenAIHttp, server: Scripted, fault: str) -> None:
+async def test_a_stall(build: Build, engine: OpenAIHttp, server: Scripted, fault: str) -> None:
     """Silence after a token is EngineStalled, keep-alive comments or not, and the engine's connection is closed."""
+    engine = build(adapter_of(engine), first_token_s=100.0, inter_token_s=0.1)
     with pytest.raises(EngineStalled, match="next token"):
         await read(engine, ask(f"##n=10,m={fault}##"))
     await until(lambda: server.active == 0)
@@ -212,7 +225,7 @@ async def test_a_stall(engine: OpenAIHttp, server: Scripted, fault: str) -> None
 
 async def test_no_answer_at_all(build: Build, engine: OpenAIHttp, server: Scripted) -> None:
     """An engine that never answers is EngineStalled after first_token_s."""
-    engine = build(engine.__module__.rsplit(".", 1)[1], first_token_s=0.1, total_s=0.2)
+    engine = build(adapter_of(engine), first_token_s=0.1, total_s=0.2)
     with pytest.raises(EngineStalled):
         await engine.start(ask("##m=hang##"), Flight("test"))
     with pytest.raises(EngineStalled):
@@ -226,6 +239,14 @@ async def test_the_total_bounds_a_stream_that_talks_for_ever(build: Build, serve
     with pytest.raises(EngineStalled, match="total_s"):
         await read(engine, ask("##n=100000,i=2##"))
     await until(lambda: server.active == 0)
+
+
+async def test_a_stream_that_nobody_reads_ends_at_its_total(build: Build, server: Scripted) -> None:
+    """A stream that was forgotten, neither read nor aborted, holds its engine no longer than total_s."""
+    stream = await build(total_s=0.2).start(ask("##n=100000,i=2##"), Flight("test"))
+    await until(lambda: server.active == 0)
+    with pytest.raises(EngineStalled, match="total_s"):
+        await collect(stream, [])
 
 
 @pytest.mark.parametrize("fault", ["empty", "silent"])
@@ -273,7 +294,7 @@ async def test_broken_bytes(engine: OpenAIHttp, server: Scripted, fault: str, wo
 
 async def test_a_line_without_end_does_not_eat_memory(build: Build, server: Scripted, engine: OpenAIHttp) -> None:
     """A gigabyte without a line end is refused once it passes the bound."""
-    engine = build(engine.__module__.rsplit(".", 1)[1], max_event_bytes=100_000, max_answer_bytes=100_000)
+    engine = build(adapter_of(engine), max_event_bytes=100_000, max_answer_bytes=100_000)
     with pytest.raises(EngineError, match=r"more than 100000|larger than 100000"):
         await read(engine, ask("##n=10,m=huge_line##"))
     with pytest.raises(EngineError, match=r"more than 100000|larger than 100000"):
@@ -323,7 +344,7 @@ async def test_the_api_key_is_sent(build: Build, server: Scripted, engine: OpenA
     server.api_key = "sesame"
     with pytest.raises(EngineError, match="key"):
         await read(engine, ask())
-    named = build(engine.__module__.rsplit(".", 1)[1], api_key="sesame")
+    named = build(adapter_of(engine), api_key="sesame")
     assert text_of(await read(named, ask("##n=10##"))) == TEN
 
 

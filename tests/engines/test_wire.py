@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 from tidegate.bench.scripted import Scripted, start
 from tidegate.core.errors import EngineCut, EngineDown, EngineError
 from tidegate.core.flight import Flight
-from tidegate.engines.wire import Patience, Pool, Reply
+from tidegate.engines.wire import Connection, Patience, Pool, Reply
 
 from .conftest import Build, ask, until
 
@@ -47,16 +47,20 @@ async def raw_server(*pieces: bytes, close: bool = True) -> AsyncIterator[str]:
             writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
-    await server.wait_closed()
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await server.wait_closed()
 
 
 @asynccontextmanager
 async def pool_of(url: str, **patience: float) -> AsyncIterator[Pool]:
     pool = Pool("The engine 'x'", url, Patience(**{"first_token_s": 2.0, "inter_token_s": 2.0, "total_s": 5.0, **patience}))
-    yield pool
-    await pool.close()
+    try:
+        yield pool
+    finally:
+        await pool.close()
 
 
 async def body_of(reply: Reply) -> bytes:
@@ -155,6 +159,14 @@ async def test_bytes_nobody_asked_for() -> None:
         await until(lambda: pool.open_connections == 0)
 
 
+async def test_an_engine_that_says_it_will_close_is_believed() -> None:
+    """A connection that the engine announced to close is not used again, whether it closes or not."""
+    farewell = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi"
+    async with raw_server(farewell, close=False) as url, pool_of(url) as pool:
+        assert await body_of(await pool.send(ASK, Flight("test"))) == b"hi"
+        await until(lambda: pool.open_connections == 0)
+
+
 async def test_no_http_at_all() -> None:
     """A server of another protocol is an EngineError that says so."""
     async with raw_server(b"SSH-2.0-OpenSSH_9.2\r\n") as url, pool_of(url) as pool:
@@ -169,6 +181,18 @@ async def test_an_old_idle_connection_is_not_used(server: Scripted) -> None:
             assert await body_of(await pool.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", Flight("test")))
             await asyncio.sleep(0.01)
     assert server.accepted == 2
+
+
+async def test_a_connection_lost_before_its_first_request(server: Scripted) -> None:
+    """A connection that dies between being made and being used fails at once, not after a time-out."""
+    loop = asyncio.get_running_loop()
+    async with pool_of(server.url) as pool:
+        _, conn = await loop.create_connection(lambda: Connection(pool), server.host, server.port)
+        await until(lambda: bool(server.connections))
+        for connection in server.connections:
+            connection.transport.abort()
+        await until(lambda: pool.open_connections == 0)
+        assert isinstance(conn.send(ASK, loop, 1.0).error, EngineDown)
 
 
 async def test_idle_connections_are_bounded(server: Scripted) -> None:

@@ -42,6 +42,7 @@ FAULTS: dict[str, str] = {
     "stall": "silence after k tokens",
     "stall_comments": "after k tokens keep-alive comments only",
     "no_done": "the stream ends well, but without [DONE]",
+    "no_end": "[DONE], after which the body never ends",
     "no_finish": "[DONE] without a finish_reason before it",
     "no_usage": "usage is never told",
     "until_close": "a body without a length: it ends with the connection",

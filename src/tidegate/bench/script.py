@@ -190,7 +190,12 @@ def _stream(request: Request) -> Iterator[Step]:
             yield step
             if isinstance(step, Act):
                 return
-    yield Act.CLOSE if fault == "until_close" else b"0\r\n\r\n"
+    if fault == "until_close":
+        yield Act.CLOSE
+    elif fault == "no_end":
+        yield Act.HANG
+    else:
+        yield b"0\r\n\r\n"
 
 
 def _framing(fault: str) -> Any:
