@@ -24,7 +24,8 @@ def architecture() -> ModuleType:
 def test_every_file_is_named_with_what_it_says_of_itself(architecture: ModuleType) -> None:
     """The lists on the page are those that `make docs` writes: no file is missing, none is named that is gone."""
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    assert page == architecture.render(page), "Run: make docs"
+    old = set(page.splitlines()) ^ set(architecture.render(page).splitlines())
+    assert not old, "Run: make docs"
 
 
 def test_a_file_without_words_is_refused(architecture: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
