@@ -227,7 +227,8 @@ class Connection(asyncio.Protocol):
         self.uses += 1
         self._barren = 0
         self._whole = self._until_eof = False
-        self.transport.write(request)
+        if not self.lost:
+            self.transport.write(request)
         sent_ns = time.perf_counter_ns()
         reply = Reply(self, loop, sent_ns, sent_ns + int(total_s * 1e9))
         if self.lost:  # between being made and being used
