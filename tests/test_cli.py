@@ -46,10 +46,11 @@ def tidegate(*args: str) -> Result:
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands in for tidegate.app; `calls` is what it was asked."""
+    """Stands in for tidegate.app and tidegate.home; `calls` is what they were asked."""
     fake = SimpleNamespace(calls=[])
-    monkeypatch.setitem(sys.modules, "tidegate.app", fake)
-    monkeypatch.setattr(tidegate_package, "app", fake, raising=False)
+    for name in ("app", "home"):
+        monkeypatch.setitem(sys.modules, f"tidegate.{name}", fake)
+        monkeypatch.setattr(tidegate_package, name, fake, raising=False)
     return fake
 
 

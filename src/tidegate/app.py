@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import importlib.resources
-import json
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +20,7 @@ from tidegate import __version__
 from tidegate.admission.limits import Limits
 from tidegate.api.auth import KeyRing
 from tidegate.api.capabilities import CapabilityRoute
-from tidegate.api.control import ControlDeps, NewKey, create_control, make_key
+from tidegate.api.control import ControlDeps, create_control
 from tidegate.api.exchange import House
 from tidegate.api.openai import EmbeddingRoute, GenerationRoute, models_route
 from tidegate.api.page.deps import CapabilityView, PageDeps
@@ -33,16 +30,13 @@ from tidegate.api.server import Door, Route, listening_socket
 from tidegate.api.server import serve as serve_door
 from tidegate.core import plugins
 from tidegate.core.ask import Caller
-from tidegate.core.errors import LocalPartError, SettingsError
-from tidegate.core.keys import hash_key
+from tidegate.core.errors import SettingsError
 from tidegate.core.ports import Embedder, FlightSink, KeyStore
 from tidegate.engines.fleet import Fleet
 from tidegate.local.child import Child
 from tidegate.local.embedder import LocalEmbedder
 from tidegate.local.folder import DataFolder
 from tidegate.local.listener import url_of
-from tidegate.local.plan import Command, Note, Running, UpPlan, ask_engine
-from tidegate.local.up import up as run_up
 from tidegate.pipeline.capability import Capability, load_all
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.stages.generate import GenerateStage
@@ -67,9 +61,7 @@ log = logging.getLogger(__name__)
 
 _LAST_DRAIN_S = 5.0
 _FIGURES_KEPT_NS = 500_000_000
-_PARTS = "run/parts.json"
-EXAMPLES = "harbour-mutual"
-QUESTION = "How long do I have to report a car accident?"
+PARTS = "run/parts.json"
 
 
 class Gateway:
@@ -282,7 +274,7 @@ async def _embedder(settings: Settings) -> AsyncIterator[Embedder | None]:
 
 
 @contextlib.asynccontextmanager
-async def _closing(client: EmbedderClient) -> AsyncIterator[None]:
+async def closing(client: EmbedderClient) -> AsyncIterator[None]:
     try:
         yield
     finally:
@@ -296,7 +288,7 @@ async def _own_embedder(settings: Settings) -> AsyncIterator[Path]:
     child: Child | None = None
     keeping: asyncio.Task[None] | None = None
     try:
-        embedder = LocalEmbedder(folder, settings.local)
+        embedder = LocalEmbedder(folder, settings.local, settings.embedder)
         child = embedder.child
         await child.start()
         keeping = asyncio.get_running_loop().create_task(child.keep(log.warning))
@@ -327,7 +319,7 @@ async def ingest(
 ) -> IngestReport:
     """`tidegate ingest`: into the database of the settings, or of the `tidegate up` that runs on this machine."""
     reached = reach(settings)
-    async with _embedder(reached) as embedder, _store(reached) as store:
+    async with _embedder(reached) as embedder, open_store(reached) as store:
         if embedder is None:
             raise SettingsError("There is no embedder.", hint='Set embedder.socket, or embedder.mode = "in_process".')
         return await ingest_paths(
@@ -346,7 +338,7 @@ def reach(settings: Settings) -> Settings:
     """The settings with the database and embedder of the `tidegate up` of this data folder, where none are set."""
     if settings.store.dsn:
         return settings
-    file = settings.local.folder / _PARTS
+    file = settings.local.folder / PARTS
     try:
         parts = msgspec.json.decode(file.read_bytes(), type=LocalParts)
     except (OSError, msgspec.MsgspecError):
@@ -354,10 +346,10 @@ def reach(settings: Settings) -> Settings:
             f"There is no database: store.dsn is empty, and no `tidegate up` has run with the data folder {settings.local.folder}.",
             hint="Set store.dsn, or local.data to the folder of the `tidegate up` that is meant.",
         ) from None
-    return _with_parts(settings, parts)
+    return with_parts(settings, parts)
 
 
-def _with_parts(settings: Settings, parts: LocalParts) -> Settings:
+def with_parts(settings: Settings, parts: LocalParts) -> Settings:
     embedder = settings.embedder
     if parts.embedder and embedder.socket is None:
         embedder = embedder.model_copy(update={"socket": Path(parts.embedder)})
@@ -366,7 +358,7 @@ def _with_parts(settings: Settings, parts: LocalParts) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def _store(settings: Settings) -> AsyncIterator[Postgres]:
+async def open_store(settings: Settings) -> AsyncIterator[Postgres]:
     store = Postgres(settings.store)
     try:
         yield store
@@ -377,109 +369,8 @@ async def _store(settings: Settings) -> AsyncIterator[Postgres]:
 @contextlib.asynccontextmanager
 async def key_store(settings: Settings) -> AsyncIterator[KeyStore]:
     """The keys, for `tidegate keys`."""
-    async with _store(reach(settings)) as store:
+    async with open_store(reach(settings)) as store:
         yield store
-
-
-# -- up
-
-
-def up(settings: Settings, port_by_hand: bool) -> int:
-    """`tidegate up`: every part on this machine, until Ctrl-C."""
-    examples = Path(str(importlib.resources.files("tidegate"))) / "examples"
-    if not examples.is_dir():  # a checkout: the wheel carries them inside the package
-        examples = Path(__file__).parents[2] / "examples"
-    home = _Home(settings, examples)
-    plan = UpPlan(
-        settings=settings.local, gateway=home.gateway, host=settings.server.host, port=settings.server.port, port_by_hand=port_by_hand,
-        migrate=home.migrate, first_key=home.first_key, examples=home.load_examples, curl=home.curl, page=home.page,
-    )
-    return asyncio.run(run_up(plan))
-
-
-class _Home:
-    """What `tidegate up` asks of the rooms: settings for the gateway, the first key, the examples."""
-
-    def __init__(self, settings: Settings, examples: Path) -> None:
-        self._settings = settings
-        self._examples = examples
-        self._caller: Caller | None = None
-
-    def gateway(self, running: Running, fd: int) -> Command:
-        """The gateway is `tidegate serve` with the same settings and the parts' addresses; secrets travel in its environment."""
-        settings = self._settings
-        argv = [sys.executable, "-P", "-m", "tidegate.cli", "serve", "--fd", str(fd)]
-        if settings.file is not None:
-            argv += ["--config", str(settings.file.absolute())]
-        env = {"TIDEGATE_LOCAL__DATA": str(running.data), "TIDEGATE_SERVER__GRACE_S": str(int(settings.local.drain_s))}
-        if running.dsn:
-            env["TIDEGATE_STORE__DSN"] = running.dsn
-        if running.embedder:
-            env["TIDEGATE_EMBEDDER__SOCKET"] = str(running.embedder)
-        if running.engine:
-            env |= {
-                "TIDEGATE_ENGINES__LOCAL__ADAPTER": "llama_cpp", "TIDEGATE_ENGINES__LOCAL__URL": running.engine.url,
-                "TIDEGATE_ENGINES__LOCAL__API_KEY": running.engine.key, "TIDEGATE_ENGINES__LOCAL__MODELS": json.dumps([running.engine.model]),
-            }
-        if not settings.capabilities.folders:
-            env["TIDEGATE_CAPABILITIES__FOLDERS"] = json.dumps([str(self._examples / "capabilities")])
-        return Command(argv, env)
-
-    async def migrate(self, running: Running, note: Note) -> None:
-        if dsn := self._dsn(running):
-            await asyncio.to_thread(migrate, dsn)
-
-    async def first_key(self, running: Running, note: Note) -> str | None:
-        """The key of the last start where it still works, else a new one, kept in a file that only this user reads."""
-        file = running.data / "first-key"
-        parts = LocalParts(running.dsn or "", str(running.embedder or ""))
-        write_private(running.data / _PARTS, msgspec.json.encode(parts))
-        async with _store(self._with_store(running)) as store:
-            known = {key.sha256: key for key in await store.list_keys() if key.revoked_unix_s is None}
-            saved = file.read_text().strip() if file.exists() else ""
-            record = known.get(hash_key(saved)) if saved else None
-            if record is None:
-                saved, record = make_key(NewKey(tenant="default", role="data", name="first key", requests_per_minute=0, tokens_per_minute=0))
-                await store.add_key(record)
-                write_private(file, saved.encode() + b"\n")
-        self._caller = Caller(record.id, record.tenant, record.role)
-        return saved
-
-    async def load_examples(self, running: Running, note: Note) -> None:
-        """The example documents, where the example capabilities are what is served."""
-        if running.embedder is None or self._settings.capabilities.folders or not self._dsn(running):
-            return
-        client = EmbedderClient(running.embedder)
-        async with _store(self._with_store(running)) as store, _closing(client):
-            report = await ingest_paths(
-                [self._examples / "documents"], collection=EXAMPLES, embedder=client, store=store,
-                progress=lambda said: note(f"{said.done} of {said.total} documents"), base=self._examples,
-                settings=self._settings.retrieval,
-            )
-        for path, why in report.failed:
-            raise LocalPartError(f"The example document {path} could not be read: {why}", hint="Is the installation whole?")
-
-    def curl(self, url: str, key: str, running: Running) -> str:
-        """A question to the example capability, or to the engine where the examples are not served."""
-        if self._settings.capabilities.folders or running.embedder is None:
-            return ask_engine(url, key, running)
-        return (
-            f"curl -N {url}/api/v1/support/answer -H 'Authorization: Bearer {key}' -H 'Accept: text/event-stream' "
-            f"-d '{{\"question\": \"{QUESTION}\"}}'"
-        )
-
-    def page(self, url: str, running: Running) -> str:
-        """The page's address with a link that signs in once, so that the first look needs no copying of keys."""
-        if self._caller is None:
-            return f"{url}/"
-        token = TokenFolder(running.data / "run" / "links").issue(self._caller)
-        return f"{url}/login?token={token}"
-
-    def _dsn(self, running: Running) -> str:
-        return running.dsn or self._settings.store.dsn
-
-    def _with_store(self, running: Running) -> Settings:
-        return _with_parts(self._settings, LocalParts(self._dsn(running)))
 
 
 def write_private(file: Path, content: bytes) -> None:

@@ -115,9 +115,9 @@ def up(ctx: click.Context, host: str | None, port: int | None, data: str | None,
     """Run everything on this machine: database, engine, embedder and gateway."""
     settings = _settings(config, sets, server__host=host, server__port=port, local__data=data)
     port_by_hand = settings.provenance["server.port"][1] != "default"
-    from tidegate import app
+    from tidegate import home
 
-    ctx.exit(app.up(settings, port_by_hand=port_by_hand))
+    ctx.exit(home.up(settings, port_by_hand=port_by_hand))
 
 
 @main.command()

@@ -1,0 +1,35 @@
+"""What `tidegate up` gives its gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidegate.home import _Home
+from tidegate.local.engine import EngineAddress
+from tidegate.local.plan import Running
+from tidegate.settings import load
+
+
+def command_of(tmp_path: Path, overrides: dict[str, object]) -> tuple[list[str], dict[str, str]]:
+    settings = load(None, {}, {"local.data": str(tmp_path), **overrides})
+    engine = EngineAddress("http://127.0.0.1:1", "engine-key", "tiny", 4, 2048)
+    command = _Home(settings, tmp_path).gateway(Running(tmp_path, "postgresql:///x", engine, tmp_path / "e.sock"), 7)
+    return list(command.argv), dict(command.env)
+
+
+def test_flags_reach_the_gateway(tmp_path: Path) -> None:
+    """What was set on the command line of `up` is in force in its gateway, read back by the same settings."""
+    _, env = command_of(tmp_path, {"limits.requests_per_minute": 7, "log.level": "warning", "tenants.acme.keep": True})
+    seen = load(None, env, {})
+    assert (seen.limits.requests_per_minute, seen.log.level, seen.tenants["acme"].keep) == (7, "warning", True)
+
+
+def test_the_parts_reach_the_gateway_and_no_secret_is_an_argument(tmp_path: Path) -> None:
+    """Database, engine and embedder are settings of the gateway; keys travel in the environment, which others cannot read."""
+    argv, env = command_of(tmp_path, {})
+    seen = load(None, env, {})
+    assert seen.store.dsn == "postgresql:///x"
+    assert seen.engines["local"].url == "http://127.0.0.1:1"
+    assert seen.engines["local"].model_names == {"tiny": "tiny"}
+    assert seen.embedder.socket == tmp_path / "e.sock"
+    assert not any("engine-key" in word for word in argv)
