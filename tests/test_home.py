@@ -10,6 +10,9 @@ from tidegate.local.plan import Running
 from tidegate.settings import load
 
 
+ENGINE: dict[str, object] = {"engines.mine.url": "http://127.0.0.1:2", "engines.mine.models": ["big"], "engines.mine.api_key": "secret"}
+
+
 def command_of(tmp_path: Path, overrides: dict[str, object]) -> tuple[list[str], dict[str, str]]:
     settings = load(None, {}, {"local.data": str(tmp_path), **overrides})
     engine = EngineAddress("http://127.0.0.1:1", "engine-key", "tiny", 4, 2048)
@@ -19,8 +22,11 @@ def command_of(tmp_path: Path, overrides: dict[str, object]) -> tuple[list[str],
 
 def test_flags_reach_the_gateway(tmp_path: Path) -> None:
     """What was set on the command line of `up` is in force in its gateway, read back by the same settings."""
-    _, env = command_of(tmp_path, {"limits.requests_per_minute": 7, "log.level": "warning", "tenants.acme.keep": True})
+    _, env = command_of(tmp_path, {"limits.requests_per_minute": 7, "log.level": "warning", "tenants.acme.keep": True, **ENGINE})
     seen = load(None, env, {})
+    key = seen.engines["mine"].api_key
+    assert key is not None
+    assert key.get_secret_value() == "secret"
     assert (seen.limits.requests_per_minute, seen.log.level, seen.tenants["acme"].keep) == (7, "warning", True)
 
 
@@ -32,4 +38,4 @@ def test_the_parts_reach_the_gateway_and_no_secret_is_an_argument(tmp_path: Path
     assert seen.engines["local"].url == "http://127.0.0.1:1"
     assert seen.engines["local"].model_names == {"tiny": "tiny"}
     assert seen.embedder.socket == tmp_path / "e.sock"
-    assert not any("engine-key" in word for word in argv)
+    assert not any("key" in word for word in argv)

@@ -6,8 +6,10 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from pydantic import SecretStr
 
 from tidegate.api.control import NewKey, make_key
 from tidegate.api.page.tokens import TokenFolder
@@ -126,7 +128,13 @@ class _Home:
 def _from_flags(settings: Settings) -> dict[str, str]:
     """What was set on the command line, as environment: file and environment reach the gateway by themselves, flags do not."""
     return {
-        "TIDEGATE_" + name.upper().replace(".", "__").replace("-", "_"): value if isinstance(value, str) else json.dumps(value)
+        "TIDEGATE_" + name.upper().replace(".", "__").replace("-", "_"): _text(value)
         for name, (value, source) in settings.provenance.items()
         if source == "flag"
     }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return json.dumps(value) if isinstance(value, list | dict | bool) else str(value)
