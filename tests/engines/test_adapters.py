@@ -26,19 +26,21 @@ from tidegate.core.flight import Flight
 from tidegate.core.ports import EngineStream
 from tidegate.engines.openai_http import OpenAIHttp
 
-from .conftest import Build, ask, complete, until
+from .conftest import BOUND_S, Build, ask, complete, until
 
 TEN = " the quick brown fox jumps over lazy dogs and then"
 
 
 async def read(engine: OpenAIHttp, call: EngineCall, flight: Flight | None = None) -> list[Chunk]:
-    stream = await engine.start(call, flight or Flight("test"))
-    return [chunk async for batch in stream for chunk in batch]
+    async with asyncio.timeout(BOUND_S):
+        stream = await engine.start(call, flight or Flight("test"))
+        return [chunk async for batch in stream for chunk in batch]
 
 
 async def collect(stream: EngineStream, got: list[Chunk]) -> None:
-    async for batch in stream:
-        got += batch
+    async with asyncio.timeout(BOUND_S):
+        async for batch in stream:
+            got += batch
 
 
 def adapter_of(engine: OpenAIHttp) -> str:
