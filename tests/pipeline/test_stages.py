@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ class FakeStream:
     def __init__(self, batches: list[list[Chunk]], end: Exception | None = None, stalls: bool = False) -> None:
         self.batches, self.end, self.stalls, self.aborted = batches, end, stalls, False
 
-    async def __aiter__(self) -> AsyncIterator[list[Chunk]]:
+    async def relay(self, take: Callable[[list[Chunk]], Awaitable[None] | None]) -> None:
         for batch in self.batches:
-            yield batch
+            if rest := take(batch):
+                await rest
         if self.stalls:
             await asyncio.Event().wait()
         if self.end:
@@ -77,7 +78,7 @@ async def test_generate_relays_and_books() -> None:
     engine = FakeEngine(FakeStream(text("a", "b")))
     seen: list[str] = []
 
-    async def emit(batch: list[Chunk]) -> None:
+    def emit(batch: list[Chunk]) -> None:
         seen.extend(chunk.text for chunk in batch)
 
     ask = new_ask()
@@ -91,7 +92,7 @@ async def test_generate_holds_where_a_contract_follows() -> None:
     """Nothing leaves before the whole was judged."""
     engine = FakeEngine(FakeStream(text("a")))
 
-    async def emit(batch: list[Chunk]) -> None:
+    def emit(batch: list[Chunk]) -> None:
         raise AssertionError("nothing may leave")
 
     ask = new_ask()
@@ -117,7 +118,7 @@ async def test_a_cancel_aborts_the_engine_and_books() -> None:
     stream = FakeStream(text("a")[:1], stalls=True)
     got = asyncio.Event()
 
-    async def emit(batch: list[Chunk]) -> None:
+    def emit(batch: list[Chunk]) -> None:
         got.set()
 
     ask = new_ask()

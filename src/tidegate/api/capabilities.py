@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import msgspec
@@ -75,19 +75,22 @@ class Events:
         self._exchange = exchange
         self._ask = ask
 
-    async def emit(self, batch: list[Chunk]) -> None:
-        pieces = [] if self._exchange.started else [await self._begin()]
-        if text := text_of(batch):
-            pieces.append(event("token", {"text": text}))
-        if pieces:
-            await self._exchange.write(b"".join(pieces))
+    def emit(self, batch: list[Chunk]) -> Awaitable[None] | None:
+        text = text_of(batch)
+        if not text:
+            return None
+        token = event("token", {"text": text})
+        if self._exchange.started:
+            return self._exchange.write(token)
+        return self._exchange.start_stream(self._passages() + token)
 
     async def end(self, answer: dict[str, Any]) -> None:
-        first = b"" if self._exchange.started else await self._begin()
-        await self._exchange.end_stream(first + event("answer", answer))
+        last = event("answer", answer)
+        if not self._exchange.started and (rest := self._exchange.start_stream(self._passages())):
+            await rest
+        await self._exchange.end_stream(last)
 
-    async def _begin(self) -> bytes:
-        await self._exchange.start_stream()
+    def _passages(self) -> bytes:
         if not self._ask.passages:
             return b""
         return event("passages", {"passages": [_shown(n, passage) for n, passage in enumerate(self._ask.passages, 1)]})

@@ -6,9 +6,10 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import msgspec
 
@@ -188,16 +189,32 @@ class Exchange:
         })
         await self._send({"type": "http.response.body", "body": body})
 
-    async def start_stream(self, headers: Sequence[Header] = ()) -> None:
+    def start_stream(self, piece: bytes, headers: Sequence[Header] = ()) -> Awaitable[None] | None:
+        """The head and the first piece of a stream; as `write`."""
         self.started = True
         self.status = 200
-        await self._send({
+        head = self._offer({
             "type": "http.response.start", "status": 200,
             "headers": [*SSE_HEADERS, (b"x-request-id", self.flight.id.encode()), *headers],
         })
+        return self.write(piece) if head is None else self._write_after(head, piece)
 
-    async def write(self, piece: bytes) -> None:
-        """Returns when the client's buffer has room again: a slow reader slows the engine, not our memory."""
+    def write(self, piece: bytes) -> Awaitable[None] | None:
+        """One piece of a stream, at once. None, or what to await until the client's buffer has room again: a slow reader slows the
+        engine, not our memory."""
+        return self._offer({"type": "http.response.body", "body": piece, "more_body": True})
+
+    def _offer(self, message: dict[str, Any]) -> Awaitable[None] | None:
+        """Run `send` as far as it goes without waiting, which is nearly always to its end: a token leaves in the turn that read it."""
+        sending = cast(Coroutine[Any, Any, None], self._send(message))
+        try:
+            waits_for = sending.send(None)
+        except StopIteration:
+            return None
+        return _Rest(sending, waits_for)
+
+    async def _write_after(self, head: Awaitable[None], piece: bytes) -> None:
+        await head
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end_stream(self, last: bytes) -> None:
@@ -283,6 +300,30 @@ class Exchange:
         text = {"input": ask.input, "call": call.body if call else None, "answer": answer}
         expires_unix_s = time.time_ns() / 1e9 + ask.caller.ttl_s
         return KeptText(self.flight.id, ask.caller.tenant, expires_unix_s, self.house.seal(self.flight.id, text))
+
+
+class _Rest:
+    """The rest of a coroutine that was begun outside a task and has come to wait for something."""
+
+    __slots__ = ("_coroutine", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waits_for = self._waits_for
+        while True:
+            try:
+                value = yield waits_for
+            except BaseException as error:  # noqa: BLE001 - a cancel belongs to the coroutine, as in any await
+                resume = partial(self._coroutine.throw, error)
+            else:
+                resume = partial(self._coroutine.send, value)
+            try:
+                waits_for = resume()
+            except StopIteration:
+                return
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

@@ -102,18 +102,17 @@ class Relay:
         self._ticket = ticket
         self._shows_usage = shows_usage
 
-    async def emit(self, batch: list[Chunk]) -> None:
+    def emit(self, batch: list[Chunk]) -> Awaitable[None] | None:
+        shows_usage = self._shows_usage
+        piece = b"".join(
+            [b"data: " + chunk.raw + b"\n\n" for chunk in batch if chunk.raw is not None and (shows_usage or chunk.kind != "usage")]
+        )
         exchange = self._exchange
-        if not exchange.started:
-            await exchange.start_stream(self._ticket.headers())
-        if len(batch) == 1:
-            chunk = batch[0]
-            if chunk.raw is not None and (chunk.kind != "usage" or self._shows_usage):
-                await exchange.write(b"data: " + chunk.raw + b"\n\n")
-            return
-        pieces = [b"data: " + chunk.raw + b"\n\n" for chunk in batch if chunk.raw is not None and (chunk.kind != "usage" or self._shows_usage)]
-        if pieces:
-            await exchange.write(b"".join(pieces))
+        if not piece:
+            return None
+        if exchange.started:
+            return exchange.write(piece)
+        return exchange.start_stream(piece, self._ticket.headers())
 
 
 def settle(ticket: Ticket, ask: Ask) -> None:

@@ -79,8 +79,8 @@ class EngineAnswer(msgspec.Struct):
     raw: bytes | None = None
 
 
-#: Gives a batch of chunks to the client; returns when the client's buffer has room again.
-Emit = Callable[[list[Chunk]], Awaitable[None]]
+#: Gives a batch of chunks to the client; None, or what to await until the client's buffer has room again.
+Emit = Callable[[list[Chunk]], Awaitable[None] | None]
 
 
 class Ask:

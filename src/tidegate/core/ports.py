@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -27,15 +27,21 @@ class Stage(Protocol):
 
 
 class EngineStream(Protocol):
-    """A running generation. Iterating gives batches: all chunks that one read of the socket completed, in order, never empty.
+    """A running generation."""
 
-    The iteration ends after a clean end. Raises EngineCut, EngineEmpty, EngineStalled, EngineError otherwise: a cut is never a success.
-    `abort()` closes the engine's connection at once; it may be called at any time, also twice, also after the end.
-    """
+    async def relay(self, take: Callable[[list[Chunk]], Awaitable[None] | None]) -> None:
+        """Give each batch to `take`, in order, and return after a clean end.
 
-    def __aiter__(self) -> AsyncIterator[list[Chunk]]: ...
+        A batch holds all chunks that one read of the socket completed, at least one. It is taken in the turn of the event loop that read
+        it, so that no task has to wake up for a token: `take` must be quick, and returns None, or what to await before it can take more
+        (the socket is paused meanwhile). Raises EngineCut, EngineEmpty, EngineStalled, EngineError: a cut is never a success; and what
+        `take` raises. Cancelling aborts the engine's connection.
+        """
+        ...
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Close the engine's connection at once. May be called at any time, also twice, also after the end."""
+        ...
 
 
 class Engine(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import EngineCut, TidegateError
@@ -11,6 +12,9 @@ from tidegate.core.flight import Flight
 from tidegate.engines.dialect import Dialect
 from tidegate.engines.sse import SseParser
 from tidegate.engines.wire import Patience, Reply
+
+#: Takes a batch; None, or what to await before it takes more.
+Take = Callable[[list[Chunk]], Awaitable[None] | None]
 
 
 class Stream:
@@ -21,7 +25,10 @@ class Stream:
     `raw=None`). Cancelling the task that iterates aborts the connection.
     """
 
-    __slots__ = ("_dialect", "_ended", "_events", "_failure", "_flight", "_idle_ns", "_prompt_bytes", "_reply", "_sse", "_until_ns")
+    __slots__ = (
+        "_dialect", "_ended", "_events", "_failure", "_flight", "_idle_ns", "_prompt_bytes", "_reply", "_rest", "_sse", "_take",
+        "_thrown", "_until_ns",
+    )
 
     def __init__(
         self, reply: Reply, dialect: Dialect, flight: Flight, patience: Patience, *, prompt_bytes: int, max_event_bytes: int
@@ -36,6 +43,9 @@ class Stream:
         self._prompt_bytes = prompt_bytes
         self._failure: TidegateError | None = None
         self._ended = False
+        self._take: Take | None = None
+        self._rest: Awaitable[None] | None = None
+        self._thrown: Exception | None = None
 
     @property
     def usage(self) -> Usage:
@@ -51,6 +61,59 @@ class Stream:
         return self
 
     async def __anext__(self) -> list[Chunk]:
+        while True:
+            chunks = self._step()
+            if chunks:
+                return chunks
+            if self._ended:
+                raise StopAsyncIteration
+            await self._wait()
+
+    async def relay(self, take: Take) -> None:
+        """See `core.ports.EngineStream.relay`."""
+        self._take = take
+        reply = self._reply
+        while True:
+            if self._thrown is not None:
+                raise self._thrown
+            if self._rest is not None:
+                rest, self._rest = self._rest, None
+                await rest
+                continue
+            chunks = self._step()
+            if chunks:
+                self._rest = take(chunks)
+                continue
+            if self._ended:
+                return
+            reply.listener = self._on_read
+            try:
+                await self._wait()
+            finally:
+                reply.listener = None
+
+    def _on_read(self) -> bool:
+        """Called by the wire in the turn of a read. True: all is taken and more may come, the task need not wake."""
+        reply, take = self._reply, self._take
+        assert take is not None
+        try:
+            while reply.pieces and self._failure is None and not self._ended:
+                chunks = self._read()
+                if chunks:
+                    self._rest = take(chunks)
+                    if self._rest is not None:
+                        return False
+        except Exception as error:  # noqa: BLE001 - what the taker raises belongs to the task that relays, not to the socket's callback
+            self._thrown = error
+            return False
+        if self._ended or self._failure is not None or reply.done or reply.error is not None:
+            return False
+        if self._events and not self._until_ns:
+            reply.extend(time.perf_counter_ns() + self._idle_ns)
+        return True
+
+    def _step(self) -> list[Chunk]:
+        """The next batch that is there; [] where there is none: at the end (`_ended`), or where one has to wait. Raises the failure."""
         reply = self._reply
         while not self._ended:
             if self._failure is not None:
@@ -69,8 +132,8 @@ class Stream:
                 if chunks:
                     return chunks
             else:
-                await self._wait()
-        raise StopAsyncIteration
+                return []
+        return []
 
     async def _wait(self) -> None:
         if self._events:

@@ -13,6 +13,7 @@ import socket
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -53,7 +54,7 @@ class Reply:
 
     __slots__ = (
         "_conn", "_deadline_ns", "_fires_ns", "_loop", "_paused", "_size", "_stall", "_timer", "_total_ns", "_waiter",
-        "done", "error", "first_byte_ns", "head_ns", "headers", "pieces", "sent_ns", "stale", "status",
+        "done", "error", "first_byte_ns", "head_ns", "headers", "listener", "pieces", "sent_ns", "stale", "status",
     )
 
     def __init__(self, conn: Connection, loop: asyncio.AbstractEventLoop, sent_ns: int, total_ns: int) -> None:
@@ -73,6 +74,8 @@ class Reply:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.pieces: list[Piece] = []
+        #: Asked before a reader that waits is woken, in the turn of the read itself; True: it took what came, nobody has to wake.
+        self.listener: Callable[[], bool] | None = None
         self.done = False
         self.stale = False
         self.error: EngineError | None = None
@@ -102,6 +105,10 @@ class Reply:
             self._arm(self._deadline_ns)
         return waiter
 
+    def extend(self, until_ns: int) -> None:
+        """A reader that waits goes on waiting, until then."""
+        self._deadline_ns = min(until_ns, self._total_ns)
+
     def abort(self) -> None:
         """Close the connection at once, unless the answer is whole (then the connection is no longer ours). Wakes a reader that waits."""
         conn = self._conn
@@ -127,6 +134,8 @@ class Reply:
 
     def wake(self) -> None:
         """Something happened: pause a socket whose reader is behind, and wake the reader."""
+        if self.listener is not None and self.listener():
+            return
         conn = self._conn
         if self._size > HIGH_WATER_BYTES and not self._paused and conn is not None:
             self._paused = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from tidegate.core.ask import Ask, EngineCall
 from tidegate.core.chunk import Chunk, Usage
@@ -72,7 +73,8 @@ class GenerateStage:
     async def _relay(self, ask: Ask, stream: EngineStream, budget: asyncio.Timeout | None) -> None:
         flight, text = ask.flight, ask.text
         emit = None if self._holds else ask.emit
-        async for batch in stream:
+
+        def take(batch: list[Chunk]) -> Awaitable[None] | None:
             for chunk in batch:
                 if chunk.text:
                     if not flight.token_ns:
@@ -86,8 +88,9 @@ class GenerateStage:
                     flight.usage = chunk.usage
                 if chunk.finish is not None:
                     flight.end = chunk.finish
-            if emit is not None:
-                await emit(batch)
+            return emit(batch) if emit is not None else None
+
+        await stream.relay(take)
         flight.lap("stream")
 
 
