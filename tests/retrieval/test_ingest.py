@@ -167,12 +167,15 @@ async def test_hidden_files_are_skipped_unless_named(run: Run, folder: Path) -> 
     assert len((await run(folder / ".y.md")).stored) == 1
 
 
-async def test_links_are_followed_once(run: Run, folder: Path) -> None:
-    """A link to a parent folder is no endless loop, and a file reached twice is one document."""
+async def test_links_are_followed_once(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link to a parent folder is looked into once, and a file reached twice is one document."""
     (folder / "sub" / "loop").symlink_to(folder)
     (folder / "again.md").symlink_to(folder / "claims.md")
-    report = await run(folder, folder / "claims.md", folder)
+    scandir, looked = os.scandir, []
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(str(path)) or scandir(path))
+    report = await run(folder, folder / "claims.md")
     assert len(report.stored) == 2
+    assert len(looked) == 3  # the folder, sub, and the loop, where it is seen to be the folder again
 
 
 async def test_what_is_no_file_is_skipped(run: Run, folder: Path) -> None:

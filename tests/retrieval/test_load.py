@@ -72,6 +72,7 @@ async def test_a_file_that_takes_too_much_memory_is_refused(good: str, tmp_path:
     async with Loader(Bounds(memory_bytes=256 << 20)) as loader:
         with pytest.raises(DocumentUnreadable, match="more than 256 MiB"):
             await loader.load(str(big))
+        assert loader._child is None  # a process that ran out of memory is not used again
         assert (await loader.load(good)).title == "Claims"
 
 
