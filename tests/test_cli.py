@@ -168,17 +168,18 @@ def test_migrate_needs_a_database_and_tells_what_it_did(app: SimpleNamespace) ->
 def test_ingest_hands_on_everything_and_sums_up(app: SimpleNamespace) -> None:
     """Paths, collection, tags and prune arrive; what was skipped or failed is told with its reason, and fails the command."""
     async def ingest(
-        settings: Any, paths: Any, *, collection: str, tags: dict[str, str], prune: bool, progress: Callable[[Progress], None]
+        settings: Any, paths: Any, *, collection: str, tags: dict[str, str], base: Path | None, prune: bool,
+        progress: Callable[[Progress], None],
     ) -> IngestReport:
-        app.calls.append(([str(path) for path in paths], collection, tags, prune))
+        app.calls.append(([str(path) for path in paths], collection, tags, prune, str(base)))
         progress(Progress(0, 1, "/d/[a].md", "reading"))
         progress(Progress(1, 1, "/d/[a].md", "stored", 3))
         failed = [("/d/b.pdf", "It is encrypted.")]
         return IngestReport(stored=["/d/a.md"], skipped=[("/d/.x", "hidden")], failed=failed, passages=3, seconds=0.5)
 
     app.ingest = ingest
-    result = tidegate("ingest", "d", "--collection", "c", "--tag", "lang=en", "--tag", "a=b=c", "--prune")
-    assert app.calls == [(["d"], "c", {"lang": "en", "a": "b=c"}, True)]
+    result = tidegate("ingest", "d", "--collection", "c", "--tag", "lang=en", "--tag", "a=b=c", "--prune", "--base", "d")
+    assert app.calls == [(["d"], "c", {"lang": "en", "a": "b=c"}, True, "d")]
     assert "failed: /d/b.pdf: It is encrypted." in result.output
     assert "1 stored (3 passages), 0 unchanged, 1 skipped, 1 failed, in 0.5 s" in result.output
     assert result.exit_code == 1

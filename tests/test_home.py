@@ -9,7 +9,6 @@ from tidegate.local.engine import EngineAddress
 from tidegate.local.plan import Running
 from tidegate.settings import load
 
-
 ENGINE: dict[str, object] = {"engines.mine.url": "http://127.0.0.1:2", "engines.mine.models": ["big"], "engines.mine.api_key": "secret"}
 
 

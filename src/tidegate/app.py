@@ -315,7 +315,8 @@ def migrate_store(settings: Settings) -> list[str]:
 
 
 async def ingest(
-    settings: Settings, paths: Sequence[Path], *, collection: str, tags: Mapping[str, str], prune: bool, progress: Callable[[Progress], None]
+    settings: Settings, paths: Sequence[Path], *, collection: str, tags: Mapping[str, str], base: Path | None, prune: bool,
+    progress: Callable[[Progress], None],
 ) -> IngestReport:
     """`tidegate ingest`: into the database of the settings, or of the `tidegate up` that runs on this machine."""
     reached = reach(settings)
@@ -323,7 +324,8 @@ async def ingest(
         if embedder is None:
             raise SettingsError("There is no embedder.", hint='Set embedder.socket, or embedder.mode = "in_process".')
         return await ingest_paths(
-            paths, collection=collection, tags=tags, embedder=embedder, store=store, progress=progress, prune=prune, settings=settings.retrieval
+            paths, collection=collection, tags=tags, embedder=embedder, store=store, base=base, progress=progress, prune=prune,
+            settings=settings.retrieval,
         )
 
 

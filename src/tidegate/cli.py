@@ -164,12 +164,16 @@ def scripted(args: tuple[str, ...]) -> None:
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
 @click.option("--collection", help="The collection (default: retrieval.collection).")
 @click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag for every document; searches may filter on it.")
+@click.option(
+    "--base", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+    help="Name documents by their path below this folder (default: by their whole path); citations show the name.",
+)
 @click.option("--prune", is_flag=True, help="Also remove documents of these folders whose file is gone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @settings_options
 @click.pass_context
 def ingest(
-    ctx: click.Context, paths: tuple[Path, ...], collection: str | None, tags: tuple[str, ...], prune: bool, as_json: bool,
+    ctx: click.Context, paths: tuple[Path, ...], collection: str | None, tags: tuple[str, ...], base: Path | None, prune: bool, as_json: bool,
     config: Path | None, sets: tuple[str, ...],
 ) -> None:
     """Read documents into a collection: Markdown, text and PDF; unchanged ones are skipped, a bad one does not stop the rest."""
@@ -179,7 +183,7 @@ def ingest(
 
     with _progress(quiet=as_json) as progress:
         into = collection or settings.retrieval.collection
-        report = asyncio.run(app.ingest(settings, paths, collection=into, tags=wanted, prune=prune, progress=progress))
+        report = asyncio.run(app.ingest(settings, paths, collection=into, tags=wanted, base=base, prune=prune, progress=progress))
     if as_json:
         import msgspec
 

@@ -39,6 +39,10 @@ class FakeStream:
         if self.end:
             raise self.end
 
+    @property
+    def usage(self) -> Usage:
+        return Usage(7, 2, exact=False)
+
     def abort(self) -> None:
         self.aborted = True
 
@@ -109,8 +113,7 @@ async def test_a_cut_aborts_the_engine_and_books_an_estimate() -> None:
     with pytest.raises(EngineCut):
         await generate.GenerateStage(FakeEngine(stream), first_token_s=5)(ask)
     assert stream.aborted
-    assert (ask.flight.usage.completion_tokens, ask.flight.usage.exact) == (2, False)
-    assert ask.flight.usage.prompt_tokens >= 100
+    assert ask.flight.usage == Usage(7, 2, exact=False)
 
 
 async def test_a_cancel_aborts_the_engine_and_books() -> None:
@@ -129,7 +132,7 @@ async def test_a_cancel_aborts_the_engine_and_books() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert stream.aborted
-    assert ask.flight.usage.completion_tokens == 1
+    assert ask.flight.usage == stream.usage
 
 
 async def test_no_first_token_in_time_is_a_stall() -> None:

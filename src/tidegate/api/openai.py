@@ -15,6 +15,7 @@ from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check
 from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import BadRequest, MethodNotAllowed, StoreDown
+from tidegate.core.flight import Flight
 from tidegate.core.ports import Embedder, Stage
 from tidegate.pipeline.runner import Step, run
 from tidegate.pipeline.stages.generate import DEFAULT, estimate_prompt_tokens
@@ -88,7 +89,7 @@ class GenerationRoute:
     async def _stream(self, exchange: Exchange, ask: Ask, ticket: Ticket) -> None:
         assert ask.call is not None
         options = ask.call.body.get("stream_options")
-        relay = Relay(exchange, ticket, shows_usage=bool(options and options.get("include_usage")))
+        relay = Relay(self._kind, exchange, ticket, shows_usage=bool(options and options.get("include_usage")))
         ask.emit = relay.emit
         await run(ask, self._steps)
         await exchange.end_stream(DONE)
@@ -97,17 +98,21 @@ class GenerationRoute:
 class Relay:
     """Writes chunks as OpenAI events, exactly as the engine said them. The head waits for the first chunk, so that an error keeps its status."""
 
-    def __init__(self, exchange: Exchange, ticket: Ticket, *, shows_usage: bool) -> None:
+    def __init__(self, kind: Kind, exchange: Exchange, ticket: Ticket, *, shows_usage: bool) -> None:
+        self._kind: Kind = kind
         self._exchange = exchange
         self._ticket = ticket
         self._shows_usage = shows_usage
 
     def emit(self, batch: list[Chunk]) -> Awaitable[None] | None:
+        exchange = self._exchange
         shows_usage = self._shows_usage
         piece = b"".join(
             [b"data: " + chunk.raw + b"\n\n" for chunk in batch if chunk.raw is not None and (shows_usage or chunk.kind != "usage")]
         )
-        exchange = self._exchange
+        usage = batch[-1].usage
+        if shows_usage and usage is not None and batch[-1].raw is None:  # the engine told none: what the client asked for is an estimate
+            piece += b"data: " + _usage_event(self._kind, exchange.flight, usage) + b"\n\n"
         if not piece:
             return None
         if exchange.started:
@@ -141,11 +146,28 @@ def _whole_body(kind: Kind, ask: Ask, answer: EngineAnswer) -> bytes:
         "created": time.time_ns() // 1_000_000_000,
         "model": ask.flight.model,
         "choices": [choice],
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": usage.total_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        },
+        "usage": _usage_fields(usage),
     })
+
+
+def _usage_event(kind: Kind, flight: Flight, usage: Usage) -> bytes:
+    """OpenAI's usage chunk, for an engine that does not tell its own."""
+    return msgspec.json.encode({
+        "id": ("chatcmpl-" if kind == "chat" else "cmpl-") + flight.id,
+        "object": "chat.completion.chunk" if kind == "chat" else "text_completion",
+        "created": time.time_ns() // 1_000_000_000,
+        "model": flight.model,
+        "choices": [],
+        "usage": _usage_fields(usage),
+    })
+
+
+def _usage_fields(usage: Usage) -> dict[str, Any]:
+    """OpenAI's fields, and `exact`: false where it is an estimate."""
+    return {
+        "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens}, "exact": usage.exact,
+    }
 
 
 class EmbeddingRoute:

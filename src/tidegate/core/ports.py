@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tidegate.core.ask import Ask, Caller, EngineCall, Passage
 from tidegate.core.ask import EngineAnswer as EngineAnswer
-from tidegate.core.chunk import Chunk
+from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.document import Document, NewPassage, Replaced
 from tidegate.core.flight import Flight, FlightRecord
 
@@ -28,6 +28,11 @@ class Stage(Protocol):
 
 class EngineStream(Protocol):
     """A running generation."""
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far: as the engine said, else an estimate. Good at any time, also after an abort or an error."""
+        ...
 
     async def relay(self, take: Callable[[list[Chunk]], Awaitable[None] | None]) -> None:
         """Give each batch to `take`, in order, and return after a clean end.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from tidegate.core.ask import Ask, EngineCall
-from tidegate.core.chunk import Chunk, Usage
+from tidegate.core.chunk import Chunk
 from tidegate.core.errors import EngineStalled
 from tidegate.core.ports import Engine, EngineAnswer, EngineStream, Stage
 from tidegate.pipeline.capability import Capability
@@ -65,10 +65,9 @@ class GenerateStage:
                 hint="Raise budgets.first_token_s in capability.toml, or look at the engine's queue under /health.",
             ) from None
         finally:
-            if not clean:
-                if stream is not None:
-                    stream.abort()
-                _estimate_usage(ask)
+            if not clean and stream is not None:
+                stream.abort()
+                ask.flight.usage = stream.usage
 
     async def _relay(self, ask: Ask, stream: EngineStream, budget: asyncio.Timeout | None) -> None:
         flight, text = ask.flight, ask.text
@@ -76,7 +75,7 @@ class GenerateStage:
 
         def take(batch: list[Chunk]) -> Awaitable[None] | None:
             for chunk in batch:
-                if chunk.text:
+                if chunk.text or chunk.kind == "tool_call":
                     if not flight.token_ns:
                         flight.lap("engine.first_token", chunk.at_ns)
                         if budget is not None:
@@ -92,12 +91,6 @@ class GenerateStage:
 
         await stream.relay(take)
         flight.lap("stream")
-
-
-def _estimate_usage(ask: Ask) -> None:
-    """An unclean end told no usage: count events for tokens and a token per four bytes of prompt, and say that it is an estimate."""
-    if ask.flight.usage.total_tokens == 0 and ask.call is not None:
-        ask.flight.usage = Usage(estimate_prompt_tokens(ask.call), len(ask.flight.token_ns), exact=False)
 
 
 def estimate_prompt_tokens(call: EngineCall) -> int:
