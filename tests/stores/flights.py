@@ -7,6 +7,7 @@ from typing import Any
 
 from tidegate.core.flight import FlightRecord, new_flight_id
 from tidegate.core.ports import KeptText
+from tidegate.stores.clean import json_text
 
 
 def a_flight(number: int = 0, **fields: Any) -> FlightRecord:
@@ -22,3 +23,8 @@ def a_flight(number: int = 0, **fields: Any) -> FlightRecord:
 def a_text(flight_id: str, left_s: float = 60) -> KeptText:
     """Kept text that lives for `left_s`."""
     return KeptText(flight_id, "harbour", round(time.time_ns() / 1e9 + left_s, 3), b"\0sealed\xff")
+
+
+def as_json(*flights: FlightRecord) -> list[bytes]:
+    """Flights as the spool gives them to a store."""
+    return [json_text(flight) for flight in flights]

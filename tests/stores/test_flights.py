@@ -8,7 +8,7 @@ from tidegate.core.chunk import Usage
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import FlightStore
 
-from .flights import a_flight, a_text
+from .flights import a_flight, a_text, as_json
 
 FULL = a_flight(
     tenant="harbour", key_id="key_1", capability="support/answer", model="m", engine="e", stream=True,
@@ -21,7 +21,7 @@ FULL = a_flight(
 async def test_a_flight_comes_back_as_it_was_written(store: FlightStore) -> None:
     """Every field survives."""
     plain = a_flight()
-    await store.write_flights([FULL, plain], [])
+    await store.write_flights(as_json(FULL, plain), [])
     assert await store.get_flight(FULL.id) == FULL
     assert await store.get_flight(plain.id) == plain
 
@@ -36,8 +36,8 @@ async def test_an_unknown_flight_is_none(store: FlightStore) -> None:
 async def test_writing_twice_is_writing_once(store: FlightStore) -> None:
     """A batch repeated after a lost answer adds nothing, alone or among new flights."""
     first, second = a_flight(1), a_flight(2)
-    await store.write_flights([first], [a_text(first.id)])
-    await store.write_flights([first, second], [a_text(first.id), a_text(second.id)])
+    await store.write_flights(as_json(first), [a_text(first.id)])
+    await store.write_flights(as_json(first, second), [a_text(first.id), a_text(second.id)])
     assert await store.list_flights() == [second, first]
 
 
@@ -50,7 +50,7 @@ async def test_nothing_to_write_is_fine(store: FlightStore) -> None:
 async def test_flights_are_listed_newest_first_in_pages(store: FlightStore) -> None:
     """`before_id` of the last one pages on until none is left."""
     flights = [a_flight(number) for number in range(5)]
-    await store.write_flights(flights, [])
+    await store.write_flights(as_json(*flights), [])
     seen: list[FlightRecord] = []
     while page := await store.list_flights(limit=2, before_id=seen[-1].id if seen else None):
         assert len(page) <= 2
@@ -63,7 +63,7 @@ async def test_flights_are_listed_by_tenant_capability_and_end(store: FlightStor
     ours = a_flight(1, tenant="a", capability="x/y")
     cut = a_flight(2, tenant="a", end="cut")
     theirs = a_flight(3, tenant="b", capability="x/y")
-    await store.write_flights([ours, cut, theirs], [])
+    await store.write_flights(as_json(ours, cut, theirs), [])
     assert await store.list_flights(tenant="a") == [cut, ours]
     assert await store.list_flights(capability="x/y") == [theirs, ours]
     assert await store.list_flights(end="cut") == [cut]
@@ -74,7 +74,7 @@ async def test_flights_are_listed_by_tenant_capability_and_end(store: FlightStor
 async def test_what_a_database_cannot_keep_is_marked_and_the_rest_stays(store: FlightStore) -> None:
     """NUL and halves of surrogate pairs, which a client may put into a model's name, become U+FFFD."""
     flight = a_flight(model="a\0b\ud800", decisions=[(1, "x", {"k\0": ["\0", {"a": "\udfff"}]})])
-    await store.write_flights([flight], [])
+    await store.write_flights(as_json(flight), [])
     found = await store.get_flight(flight.id)
     assert found is not None
     assert found.model == "a\ufffdb\ufffd"
@@ -84,7 +84,7 @@ async def test_what_a_database_cannot_keep_is_marked_and_the_rest_stays(store: F
 async def test_a_nul_alone_is_marked(store: FlightStore) -> None:
     """It can be written as JSON, but PostgreSQL would refuse it."""
     flight = a_flight(model="a\0")
-    await store.write_flights([flight], [])
+    await store.write_flights(as_json(flight), [])
     found = await store.get_flight(flight.id)
     assert found is not None
     assert found.model == "a\ufffd"
@@ -93,7 +93,7 @@ async def test_a_nul_alone_is_marked(store: FlightStore) -> None:
 async def test_a_backslash_before_u0000_is_not_a_nul(store: FlightStore) -> None:
     r"""The six characters \u0000 are text like any other."""
     flight = a_flight(model="\\u0000")
-    await store.write_flights([flight], [])
+    await store.write_flights(as_json(flight), [])
     assert await store.get_flight(flight.id) == flight
 
 
@@ -101,7 +101,7 @@ async def test_kept_text_comes_back_until_its_time_is_over(store: FlightStore) -
     """Text past its time is not handed out, even before it is deleted, and never stored late."""
     flight, late, brief = a_flight(1), a_flight(2), a_flight(3)
     text = a_text(flight.id)
-    await store.write_flights([flight, late, brief], [text, a_text(late.id, left_s=-1), a_text(brief.id, left_s=0.2)])
+    await store.write_flights(as_json(flight, late, brief), [text, a_text(late.id, left_s=-1), a_text(brief.id, left_s=0.2)])
     assert await store.get_kept(flight.id) == text
     assert await store.get_kept(late.id) is None
     deadline_ns = time.perf_counter_ns() + 10 * 10**9
@@ -113,7 +113,7 @@ async def test_kept_text_comes_back_until_its_time_is_over(store: FlightStore) -
 async def test_expired_text_is_forgotten(store: FlightStore) -> None:
     """`forget_expired` deletes what is past its time, says how many, and leaves the flight."""
     flight, other = a_flight(1), a_flight(2)
-    await store.write_flights([flight, other], [a_text(flight.id, left_s=0.05), a_text(other.id)])
+    await store.write_flights(as_json(flight, other), [a_text(flight.id, left_s=0.05), a_text(other.id)])
     deadline_ns = time.perf_counter_ns() + 10 * 10**9
     while not (gone := await store.forget_expired()):
         assert time.perf_counter_ns() < deadline_ns

@@ -25,7 +25,7 @@ from tidegate.stores.spool import Spool
 from tidegate.stores.systems import postgres as system
 from tidegate.stores.systems.postgres import Postgres
 
-from .flights import a_flight
+from .flights import a_flight, as_json
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ async def back(store: Postgres, within_s: float = 20) -> None:
 async def test_a_restarted_database_is_not_noticed(server: Server) -> None:
     """Connections that died with the old server are replaced within the call: no error reaches the caller."""
     store = Postgres(StoreSettings(dsn=server.dsn, pool_min=4))
-    await store.write_flights([a_flight(1)], [])
+    await store.write_flights(as_json(a_flight(1)), [])
     await server.stop()
     await server.start()
-    await store.write_flights([a_flight(2)], [])
+    await store.write_flights(as_json(a_flight(2)), [])
     assert len(await store.list_flights()) == 2
     await store.close()
 
@@ -78,7 +78,7 @@ async def test_it_may_be_down_at_start_and_in_the_middle(server: Server, caplog:
     assert (await store.figures())["up"] is False
     await server.start()
     await back(store)
-    await store.write_flights([a_flight()], [])
+    await store.write_flights(as_json(a_flight()), [])
     said = [record.getMessage() for record in caplog.records if record.name == "tidegate.stores"]
     assert len(said) == 2
     assert "cannot be reached" in said[0]
@@ -158,7 +158,7 @@ async def test_a_busy_pool_is_not_a_database_that_is_down(clean_dsn: str) -> Non
 async def test_a_missing_schema_says_to_migrate(empty_dsn: str) -> None:
     """For reads, writes and vectors; and the store works as soon as somebody migrated."""
     store = Postgres(StoreSettings(dsn=empty_dsn))
-    for call in (store.list_keys(), store.write_flights([a_flight()], []), store.search("c", np.ones(384, np.float32), 1, {})):
+    for call in (store.list_keys(), store.write_flights(as_json(a_flight()), []), store.search("c", np.ones(384, np.float32), 1, {})):
         with pytest.raises(StoreDown) as caught:
             await call
         assert "tidegate migrate" in (caught.value.hint or "")
@@ -205,7 +205,7 @@ def test_it_works_on_uvloop(clean_dsn: str) -> None:
 
     async def use() -> None:
         store = Postgres(StoreSettings(dsn=clean_dsn))
-        await store.write_flights([a_flight()], [])
+        await store.write_flights(as_json(a_flight()), [])
         assert len(await store.list_flights()) == 1
         await store.close()
 

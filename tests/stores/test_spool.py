@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tidegate.core.errors import SettingsError
@@ -28,7 +29,7 @@ def drained(spool: Spool) -> list[FlightRecord]:
     records = []
     spool.look_around()
     while batch := spool.next_batch():
-        records += [unpack(frame.payload).record for frame in batch.frames]
+        records += [msgspec.json.decode(unpack(frame.payload).record, type=FlightRecord) for frame in batch.frames]
         spool.done(batch)
     return records
 
@@ -212,7 +213,12 @@ def test_a_real_full_disk_is_survived(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_encoded_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Never raised, named by its id in the log."""
     spool = Spool(tmp_path, SpoolSettings())
-    flight = a_flight(decisions=[(1, "x", {"huge": 2**70})])
+
+    class Unspeakable:
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    flight = a_flight(decisions=[(1, "x", {"fact": Unspeakable()})])
     spool.finished(flight)
     assert spool.lost == 1
     assert flight.id in caplog.text

@@ -44,14 +44,18 @@ class KeyRing:
 
     def find(self, presented_key: str) -> Caller:
         """Raises Unauthorized where the key is not known or revoked, StoreDown where no keys could be read yet."""
-        caller = self._callers.get(hash_key(presented_key))
+        caller = self.known(presented_key)
         if caller is None:
             raise self._unknown()
         return caller
 
+    def known(self, presented_key: str) -> Caller | None:
+        """The caller whose key is known already."""
+        return self._callers.get(hash_key(presented_key))
+
     async def look_up(self, presented_key: str) -> Caller:
         """As `find`, after one more reading of the store where the key is not known: a key works as soon as it was created."""
-        caller = self._callers.get(hash_key(presented_key))
+        caller = self.known(presented_key)
         if caller is not None:
             return caller
         await self._read_again()

@@ -102,10 +102,10 @@ class Exchange:
         """Who asks: an API key, or the page's session for requests of the page itself."""
         headers = self.scope["headers"]
         key = presented_key(headers)
-        if key is not None:
+        caller = self._session(headers) if key is None else self.house.keys.known(key)
+        if caller is None:
+            assert key is not None, "a session is a caller or an error"
             caller = await self.house.keys.look_up(key)
-        else:
-            caller = self._session(headers)
         flight = self.flight
         flight.tenant, flight.key_id = caller.tenant, caller.key_id
         flight.lap("auth")

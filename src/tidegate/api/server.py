@@ -71,10 +71,11 @@ class _Corked:
     uvicorn writes them apart, and uvloop sends each write at once. A head without a body piece leaves at the end of the loop's turn.
     """
 
-    __slots__ = ("_head", "_loop", "_transport")
+    __slots__ = ("_head", "_loop", "_transport", "is_closing")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
+        self.is_closing = transport.is_closing  # asked for every request: not by way of __getattr__
         self._loop = loop
         self._head = b""
 

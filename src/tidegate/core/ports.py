@@ -154,11 +154,15 @@ class KeptText(msgspec.Struct):
     sealed: bytes
 
 
+#: The JSON of a FlightRecord.
+FlightJson = bytes | msgspec.Raw
+
+
 class FlightStore(Protocol):
     """Finished flights, durable and queryable. All raise StoreDown."""
 
-    async def write_flights(self, flights: Sequence[FlightRecord], kept: Sequence[KeptText]) -> None:
-        """All or nothing; writing a flight twice is the same as once."""
+    async def write_flights(self, flights: Sequence[FlightJson], kept: Sequence[KeptText]) -> None:
+        """Each flight is the JSON of a FlightRecord, as the spool holds it. All or nothing; a flight twice is the same as once."""
         ...
 
     async def get_flight(self, flight_id: str) -> FlightRecord | None: ...

@@ -35,11 +35,15 @@ def clean_struct(struct: T) -> T:
     return msgspec.convert(clean_value(msgspec.to_builtins(struct, enc_hook=str)), type(struct))
 
 
+# A fact of a type that has no JSON (a NumPy number, a path) is better kept as its text than lost with its flight.
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
 def json_text(struct: msgspec.Struct) -> bytes:
     """The struct as JSON that PostgreSQL takes as jsonb."""
     try:
-        text = msgspec.json.encode(struct)
-    except UnicodeEncodeError:
-        return msgspec.json.encode(clean_struct(struct))
+        text = _encode(struct)
+    except UnicodeEncodeError:  # half a surrogate pair, e.g. in a model's name
+        return _encode(clean_struct(struct))
     # A cheap look first: this runs for every flight, and nearly none has a NUL.
-    return msgspec.json.encode(clean_struct(struct)) if b"\\u0000" in text else text
+    return _encode(clean_struct(struct)) if b"\\u0000" in text else text

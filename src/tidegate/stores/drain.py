@@ -90,7 +90,7 @@ class Drain:
                 log.error("A spooled flight cannot be read by this version; it is set aside.")
                 self.spool.set_aside(frame.payload)
         if entries:
-            self.spool.note_oldest(entries[0].record.began_unix_ns + entries[0].record.whole_ns)
+            self.spool.note_oldest(_ended_unix_ns(entries[0]))
         return batch, entries
 
     async def _write(self, entries: Sequence[Entry]) -> None:
@@ -104,8 +104,8 @@ class Drain:
                 for entry in entries:
                     await self._write([entry])
                 return
-            log.error("The store refuses the flight %s: %s. It is set aside.", entries[0].record.id, type(error).__name__)
-            await asyncio.to_thread(self.spool.set_aside, msgspec.msgpack.encode(entries[0]))
+            log.error("The store refuses a flight: %s. It is set aside.", type(error).__name__)
+            await asyncio.to_thread(self.spool.set_aside, msgspec.json.encode(entries[0]))
 
     async def _store(self, entries: Sequence[Entry]) -> None:
         if entries:
@@ -123,3 +123,13 @@ class Drain:
             log.warning("Flights wait on disk: %s", error)
         elif before and not error:
             log.info("Flights reach the store again.")
+
+
+class _Times(msgspec.Struct):
+    began_unix_ns: int
+    whole_ns: int
+
+
+def _ended_unix_ns(entry: Entry) -> int:
+    times = msgspec.json.decode(entry.record, type=_Times)
+    return times.began_unix_ns + times.whole_ns

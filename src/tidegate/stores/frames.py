@@ -1,9 +1,11 @@
 """How a flight lies in a spool file, so that what is torn is recognised and what is whole is found.
 
-    magic 4 | length 4 | crc32 4 | payload: msgpack [FlightRecord, KeptText or nil]
+    magic 4 | length 4 | crc32 4 | payload: JSON [FlightRecord, KeptText or null]
 
 Numbers are little-endian and unsigned; the checksum covers the payload. After a torn or spoilt frame reading goes on at the next magic
 whose frame is whole, so a hole (a power cut may leave zeros) costs the frames in the hole and no others.
+
+The record lies there as the JSON that the database takes, so that the drain only cuts it out: nothing is decoded and encoded again.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import msgspec
 
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import KeptText
-from tidegate.stores.clean import clean_struct
+from tidegate.stores.clean import json_text
 
 MAGIC = b"tgf\x01"
 _HEAD = struct.Struct("<4sII")
@@ -24,9 +26,9 @@ MAX_PAYLOAD = 256 * 1024 * 1024
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):
-    """What one frame carries."""
+    """What one frame carries: `record` is the JSON of a FlightRecord."""
 
-    record: FlightRecord
+    record: msgspec.Raw
     kept: KeptText | None = None
 
 
@@ -37,18 +39,12 @@ class Frame(msgspec.Struct, frozen=True):
     end: int
 
 
-# A fact of a type that msgpack does not know (a NumPy number, a path) is better kept as its text than lost with its flight.
-_encoder = msgspec.msgpack.Encoder(enc_hook=str)
-_decoder = msgspec.msgpack.Decoder(Entry)
+_decode = msgspec.json.Decoder(Entry).decode
 
 
-def pack(entry: Entry) -> bytes:
-    """The entry as one frame. Raises OverflowError for whole numbers of more than 64 bits."""
-    try:
-        payload = _encoder.encode(entry)
-    except UnicodeEncodeError:  # half a surrogate pair, e.g. in a model's name
-        payload = _encoder.encode(clean_struct(entry))
-    return frame(payload)
+def pack(record: FlightRecord, kept: KeptText | None = None) -> bytes:
+    """A finished flight as one frame. Raises what a fact raises that has no JSON and cannot say itself as text."""
+    return frame(b"[%b,%b]" % (json_text(record), json_text(kept) if kept is not None else b"null"))
 
 
 def frame(payload: bytes) -> bytes:
@@ -57,8 +53,8 @@ def frame(payload: bytes) -> bytes:
 
 
 def unpack(payload: bytes) -> Entry:
-    """The entry of a whole frame. Raises msgspec.DecodeError (ValidationError too) where another version wrote something we do not know."""
-    return _decoder.decode(payload)
+    """The entry of a whole frame. Raises msgspec.DecodeError where it is none."""
+    return _decode(payload)
 
 
 def next_frame(data: bytes | memoryview, start: int) -> Frame | None:

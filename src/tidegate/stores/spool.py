@@ -20,7 +20,7 @@ import msgspec
 from tidegate.core.errors import SettingsError
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import KeptText
-from tidegate.stores.frames import Entry, Frame, frame, pack
+from tidegate.stores.frames import Frame, frame, pack
 from tidegate.stores.segment import REJECTED, SUFFIX, Segment, listed
 from tidegate.stores.settings import SpoolSettings
 
@@ -90,7 +90,7 @@ class Spool:
             self._enter("near", logging.WARNING, f"is at {held} of {self.settings.max_bytes} bytes: token stamps are left out")
         if self._state != "ok" and record.token_ns:
             record = msgspec.structs.replace(record, token_ns=[], thinned=True)  # a copy: other sinks have the same record
-        packed = pack(Entry(record, kept))
+        packed = pack(record, kept)
         if held + len(packed) > self.settings.max_bytes:
             why = f"it is at its bound of {self.settings.max_bytes} bytes"
             self._lose("full", why, "Bring the database back, or raise spool.max_bytes.")

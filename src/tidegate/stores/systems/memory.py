@@ -12,8 +12,8 @@ import numpy as np
 from tidegate.core.ask import Passage
 from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
 from tidegate.core.flight import FlightRecord
-from tidegate.core.ports import KeptText, KeyRecord, Vectors
-from tidegate.stores.clean import clean_text, clean_value, json_text
+from tidegate.core.ports import FlightJson, KeptText, KeyRecord, Vectors
+from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
 
 
@@ -53,9 +53,10 @@ class Memory:
 
     # -- flights
 
-    async def write_flights(self, flights: Sequence[FlightRecord], kept: Sequence[KeptText]) -> None:
+    async def write_flights(self, flights: Sequence[FlightJson], kept: Sequence[KeptText]) -> None:
         for flight in flights:
-            self._flights.setdefault(flight.id, json_text(flight))
+            record = msgspec.json.decode(flight, type=FlightRecord)
+            self._flights.setdefault(record.id, bytes(flight))
         for text in kept:
             if text.expires_unix_s > _now_unix_s():
                 self._kept.setdefault(text.flight_id, msgspec.structs.replace(text))

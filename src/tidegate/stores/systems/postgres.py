@@ -26,8 +26,8 @@ from tidegate.core.ask import Passage
 from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
 from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord
-from tidegate.core.ports import KeptText, KeyRecord, Vectors
-from tidegate.stores.clean import clean_struct, clean_text, clean_value, json_text
+from tidegate.core.ports import FlightJson, KeptText, KeyRecord, Vectors
+from tidegate.stores.clean import clean_struct, clean_text, clean_value
 from tidegate.stores.down import first_line, translate, where
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
 from tidegate.stores.queries import queries
@@ -98,8 +98,8 @@ class Postgres:
 
     # -- flights
 
-    async def write_flights(self, flights: Sequence[FlightRecord], kept: Sequence[KeptText]) -> None:
-        records = b"[" + b",".join(map(json_text, flights)) + b"]"
+    async def write_flights(self, flights: Sequence[FlightJson], kept: Sequence[KeptText]) -> None:
+        records = b"[" + b",".join(flights) + b"]"
         texts = {
             "flight_ids": [text.flight_id for text in kept],
             "tenants": [clean_text(text.tenant) for text in kept],
