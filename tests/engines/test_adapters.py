@@ -32,15 +32,16 @@ TEN = " the quick brown fox jumps over lazy dogs and then"
 
 
 async def read(engine: OpenAIHttp, call: EngineCall, flight: Flight | None = None) -> list[Chunk]:
+    """All chunks, taken as the product takes them."""
+    got: list[Chunk] = []
     async with asyncio.timeout(BOUND_S):
-        stream = await engine.start(call, flight or Flight("test"))
-        return [chunk async for batch in stream for chunk in batch]
+        await collect(await engine.start(call, flight or Flight("test")), got)
+    return got
 
 
 async def collect(stream: EngineStream, got: list[Chunk]) -> None:
     async with asyncio.timeout(BOUND_S):
-        async for batch in stream:
-            got += batch
+        await stream.relay(got.extend)
 
 
 def adapter_of(engine: OpenAIHttp) -> str:

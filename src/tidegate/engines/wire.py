@@ -123,7 +123,6 @@ class Reply:
             return
         self.take()
         self._deadline_ns = 0
-        self._waiter = None
         self._arm(time.perf_counter_ns() + int(DRAIN_S * 1e9))
 
     # -- the connection's side
