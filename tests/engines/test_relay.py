@@ -32,11 +32,11 @@ ANSWER = HEAD + chunked(event(content="one"), event(content=" two"), event(), b"
 
 
 class Apart:
-    """Answers with ANSWER in two writes; the second when it is told to."""
+    """Answers with ANSWER in three writes: the head, up to `cut`, and the rest; each when it is told to."""
 
     def __init__(self, cut: int) -> None:
         self.cut = cut
-        self.go_on = asyncio.Event()
+        self.go_on = asyncio.Semaphore(0)
         self.url = ""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -44,8 +44,10 @@ class Apart:
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
             await reader.readexactly(length)
-            writer.write(ANSWER[: self.cut])
-            await self.go_on.wait()
+            writer.write(HEAD)
+            await self.go_on.acquire()
+            writer.write(ANSWER[len(HEAD) : self.cut])
+            await self.go_on.acquire()
             writer.write(ANSWER[self.cut :])
             await reader.read()
         finally:
@@ -72,8 +74,9 @@ async def test_the_end_is_never_missed(build: Build, cut: int) -> None:
         engine = build("openai", url=server.url, first_token_s=100, inter_token_s=100, total_s=200)
         stream = await engine.start(ask(), Flight("test"))
         relaying = asyncio.ensure_future(stream.relay(got.extend))
-        await asyncio.sleep(0.01)  # lets the first part arrive; where it is late, the cut is only another one
-        server.go_on.set()
+        for _ in range(2):
+            await asyncio.sleep(0.01)  # lets what was written arrive; where it is late, the cut is only another one
+            server.go_on.release()
         await relaying
     assert "".join(chunk.text for chunk in got) == "one two"
     assert [chunk.finish for chunk in got if chunk.finish] == ["stop"]
