@@ -124,3 +124,23 @@ def test_never_more_than_a_minute_and_a_burst(steps: list[tuple[float, int]]) ->
             limits.admit(KEY, tokens).settle(tokens)
         passed += tokens
         assert passed <= 60 + (clock.ns - began_ns) / 1e9 + 1e-3
+
+
+@pytest.mark.parametrize("claim", [-(10**6), -1, 0, 10**18, 10**400])
+def test_no_claim_widens_or_ruins_a_bucket(claim: int) -> None:
+    """Whatever a caller says it will need, after the true count is booked the bucket holds its minute less what was used."""
+    limits = Limits(tokens_per_minute=100, clock_ns=Clock())
+    ticket = limits.admit(KEY, claim)
+    ticket.settle(40)
+    limits.admit(KEY, 60)
+    with pytest.raises(RateLimited):
+        limits.admit(KEY, 1)
+
+
+def test_a_claim_of_less_than_nothing_is_no_credit_while_it_runs() -> None:
+    """A negative estimate does not let others of the same key pass meanwhile."""
+    limits = Limits(tokens_per_minute=100, clock_ns=Clock())
+    limits.admit(KEY, -1000)
+    limits.admit(KEY, 100)
+    with pytest.raises(RateLimited):
+        limits.admit(KEY, 1)

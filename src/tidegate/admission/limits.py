@@ -89,17 +89,19 @@ class Limits:
         if not per_minute and not tokens_per_minute:
             return _FREE
         now_ns = self._clock_ns()
+        # What a caller says it will need is a claim: less than nothing would be a gift, and more than a full bucket never has to be owed.
+        reserved = max(0, min(estimated_tokens, tokens_per_minute))
         requests = self._bucket(self._requests, caller.key_id, per_minute, now_ns)
         tokens = self._bucket(self._tokens, caller.key_id, tokens_per_minute, now_ns)
         if requests is not None and (wait_s := requests.wait_s(1)) > 0:
             raise _limited("requests", requests, wait_s)
-        if tokens is not None and (wait_s := tokens.wait_s(estimated_tokens)) > 0:
+        if tokens is not None and (wait_s := tokens.wait_s(reserved)) > 0:
             raise _limited("tokens", tokens, wait_s)
         if requests is not None:
             requests.left -= 1
         if tokens is not None:
-            tokens.left -= estimated_tokens
-        return Ticket(requests, tokens, estimated_tokens)
+            tokens.left -= reserved
+        return Ticket(requests, tokens, reserved)
 
     def _bucket(self, buckets: dict[str, Bucket], key_id: str, per_minute: int, now_ns: int) -> Bucket | None:
         if not per_minute:

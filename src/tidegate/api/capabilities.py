@@ -52,7 +52,7 @@ class CapabilityRoute:
                 await run(ask, self._steps)
                 await exchange.json(200, msgspec.json.encode(self._answer(ask)), ticket.headers())
         finally:
-            settle(ticket, ask)
+            settle(ticket, exchange)
 
     def _answer(self, ask: Ask) -> dict[str, Any]:
         usage = ask.flight.usage

@@ -59,7 +59,7 @@ class GenerationRoute:
             else:
                 await self._whole(exchange, ask, ticket)
         finally:
-            settle(ticket, ask)
+            settle(ticket, exchange)
 
     def _parse(self, ask: Ask, body: bytes) -> None:
         fields = decode_object(body)
@@ -120,16 +120,22 @@ class Relay:
         return exchange.start_stream(piece, self._ticket.headers())
 
 
-def settle(ticket: Ticket, ask: Ask) -> None:
-    """Book the true count; a request that no engine ran costs nothing."""
-    if ask.flight.engine and (ask.flight.usage.total_tokens or ask.flight.token_ns):
-        ticket.settle(ask.flight.usage.total_tokens)
+def settle(ticket: Ticket, exchange: Exchange) -> None:
+    """Book the true count. What no engine ran, or what an engine failed at, costs nothing; who leaves before the first token pays for the
+    prompt, or a limit would end nobody's asking and leaving."""
+    flight = exchange.flight
+    call = exchange.ask.call if exchange.ask is not None else None
+    if flight.engine and (flight.usage.total_tokens or flight.token_ns):
+        ticket.settle(flight.usage.total_tokens)
+    elif flight.engine and call is not None and (exchange.gone or exchange.expired):
+        ticket.settle(estimate_prompt_tokens(call))
     else:
         ticket.refund()
 
 
 def _answer_tokens(body: dict[str, Any]) -> int:
-    return int(body.get("max_completion_tokens") or body.get("max_tokens") or _DEFAULT_ANSWER_TOKENS)
+    wanted = int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)
+    return wanted if wanted > 0 else _DEFAULT_ANSWER_TOKENS  # -1 means "without end" to some engines
 
 
 def _whole_body(kind: Kind, ask: Ask, answer: EngineAnswer) -> bytes:
@@ -202,7 +208,7 @@ class EmbeddingRoute:
         try:
             await self._answer(exchange, ask, self._embedder, texts, encoding, kind)
         finally:
-            settle(ticket, ask)
+            settle(ticket, exchange)
 
     async def _answer(
         self, exchange: Exchange, ask: Ask, embedder: Embedder, texts: list[str], encoding: str, kind: Literal["query", "passage"]
