@@ -114,6 +114,7 @@ async def test_a_cut_aborts_the_engine_and_books_an_estimate() -> None:
         await generate.GenerateStage(FakeEngine(stream), first_token_s=5)(ask)
     assert stream.aborted
     assert ask.flight.usage == Usage(7, 2, exact=False)
+    assert [part for part, _ in ask.flight.laps] == ["engine.first_token", "stream"], "the stream owns the time until it broke"
 
 
 async def test_a_cancel_aborts_the_engine_and_books() -> None:
@@ -133,6 +134,7 @@ async def test_a_cancel_aborts_the_engine_and_books() -> None:
         await running
     assert stream.aborted
     assert ask.flight.usage == stream.usage
+    assert [part for part, _ in ask.flight.laps] == ["engine.first_token", "stream"], "the stream owns the time until the client left"
 
 
 async def test_no_first_token_in_time_is_a_stall() -> None:
@@ -141,6 +143,7 @@ async def test_no_first_token_in_time_is_a_stall() -> None:
     ask.call = EngineCall("chat", "default", {})
     with pytest.raises(EngineStalled, match="no token within"):
         await generate.GenerateStage(FakeEngine(FakeStream([], stalls=True)), first_token_s=0.01)(ask)
+    assert [part for part, _ in ask.flight.laps] == ["engine.first_token"], "the wait has an owner"
 
 
 async def test_a_budget_that_runs_out_names_its_stage() -> None:

@@ -40,12 +40,14 @@ class GenerateStage:
             await self._stream(ask, engine, call)
 
     async def _take_whole(self, ask: Ask, engine: Engine, call: EngineCall) -> None:
-        answer: EngineAnswer = await engine.whole(call, ask.flight)
         flight = ask.flight
+        try:
+            answer: EngineAnswer = await engine.whole(call, flight)
+        finally:  # also where it failed or the client left: the time until then was the engine's
+            flight.lap("engine.answer")
         flight.usage, flight.end = answer.usage, answer.end
         ask.text.append(answer.text)
         ask.whole = answer
-        flight.lap("engine.answer")
 
     async def _stream(self, ask: Ask, engine: Engine, call: EngineCall) -> None:
         stream: EngineStream | None = None
@@ -89,8 +91,10 @@ class GenerateStage:
                     flight.end = chunk.finish
             return emit(batch) if emit is not None else None
 
-        await stream.relay(take)
-        flight.lap("stream")
+        try:
+            await stream.relay(take)
+        finally:  # also where it broke off or the client left: the time until then was the engine's
+            flight.lap("stream" if flight.token_ns else "engine.first_token")
 
 
 def estimate_prompt_tokens(call: EngineCall) -> int:

@@ -22,12 +22,14 @@ class RetrieveStage:
         settings = self._settings
         tags = {tag: str(ask.input[field]) for tag, field in settings.tags_from.items() if ask.input.get(field) is not None}
         flight = ask.flight
-        flight.index_version = await self._search.index_version(settings.collection)
-        found = await self._search.find(str(ask.input[settings.question]), k=settings.k, tags=tags, collection=settings.collection)
+        try:
+            flight.index_version = await self._search.index_version(settings.collection)
+            found = await self._search.find(str(ask.input[settings.question]), k=settings.k, tags=tags, collection=settings.collection)
+        finally:  # also where the search failed or the client left: the time until then was its own
+            flight.lap("retrieve")
         ask.passages = [passage for passage in found if passage.score >= settings.min_score]
         flight.passage_ids = [passage.id for passage in ask.passages]
         flight.decide("retrieved", collection=settings.collection, tags=tags, scores=[round(passage.score, 4) for passage in found])
-        flight.lap("retrieve")
 
 
 def build(capability: Capability, parts: Parts) -> Stage:
