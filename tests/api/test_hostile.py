@@ -73,3 +73,66 @@ def test_what_an_engine_fails_at_is_not_counted(house: House) -> None:
     for _ in range(3):
         assert httpx.post(house.url + "/v1/chat/completions", headers=key, content=chat("##m=server_error##")).status_code == 500
     assert httpx.post(house.url + "/v1/chat/completions", headers=key, content=chat("##n=1##")).status_code == 200
+
+
+# -- what does not end, and what is no HTTP
+
+
+def test_a_head_without_end_is_refused(house: House) -> None:
+    """Headers are bounded: who sends more gets 431 with a trace_id and is let go, long before the memory notices."""
+    with connect(house) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: gateway\r\nX-Long: ")
+        with pytest.raises(OSError, match=r"reset|Broken"):  # noqa: PT012 - the refusal comes while it is still sent
+            for _ in range(400):
+                connection.sendall(b"a" * 65536)
+            raise AssertionError("25 MB of one header were taken")
+
+
+def test_a_head_that_is_too_large_is_told_so(house: House) -> None:
+    """The refusal is one of ours: OpenAI's shape, a code, a trace_id."""
+    with connect(house) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nX-Long: " + b"a" * 60_000)
+        connection.sendall(b"a" * 6_000)
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    error = json.loads(body)["error"]
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert (error["code"], len(error["trace_id"])) == ("head_too_large", 32)
+
+
+@pytest.mark.parametrize("length", ["abc", "-5", "+5", "1_0", "0x5", "5\r\nContent-Length: 6", "9" * 30, ""])
+def test_lies_about_the_length_are_bad_requests(house: House, length: str) -> None:
+    """A Content-Length that is no number, or two of them, is a 400 in our shape, and never an unexpected error."""
+    with connect(house) as connection:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Length: {length}\r\n\r\n"
+        connection.sendall(head.encode() + chat("##n=1##"))
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "bad_request"
+
+
+@pytest.mark.parametrize("offer", ["Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\nConnection: Upgrade, HTTP2-Settings\r\n",
+                                   "Connection: Upgrade\r\nUpgrade: websocket\r\n"])
+def test_an_offered_upgrade_is_declined_by_answering(house: House, offer: str) -> None:
+    """A client that offers HTTP/2 with its request (Java's does) gets its answer in HTTP/1.1, and so does its next request."""
+    key = house.keys["data"]
+    with connect(house) as connection:
+        connection.sendall(request(chat("##n=1,w=hello##"), key=key, more=offer))
+        connection.sendall(request(chat("##n=1,w=again##"), key=key, more="Connection: close\r\n"))
+        answers = read_all(connection)
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
+    assert b"hello" in answers
+    assert b"again" in answers
+
+
+def test_a_large_body_for_the_control_plane_is_not_read(house: House) -> None:
+    """Without a key nobody makes the gateway hold a body: what is longer than the bound is refused, told or not."""
+    told = httpx.post(house.url + "/api/v1/keys", content=b"x" * 5_000_000, headers={"content-type": "application/json"})
+    untold = httpx.post(house.url + "/api/v1/keys", content=(b"x" * 65536 for _ in range(80)), headers={"content-type": "application/json"})
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in (told, untold)] == [(413, "body_too_large")] * 2
+
+
+def test_a_limit_that_no_table_holds_is_refused(house: House) -> None:
+    """A key's limit beyond the key table's numbers is the caller's mistake, not a fault in Tidegate."""
+    with house.client("admin") as client:
+        answer = client.post("/api/v1/keys", json={"tenant": "hostile", "requests_per_minute": 2**31})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "requests_per_minute")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,18 @@ def test_a_taken_port_is_an_error_that_names_it(house: House, postgres_dsn: str,
     gateway = start_gateway(tmp_path, postgres_dsn, house.engine, TIDEGATE_SERVER__PORT=port)
     assert gateway.wait(30) != 0
     assert port in (tmp_path / "gateway.log").read_text()
+
+
+def test_who_sends_no_whole_request_is_let_go(house: House, postgres_dsn: str, tmp_path: Path) -> None:
+    """A connection on which nothing comes, half a head or half a body is closed in time; one that answers well is kept."""
+    process = start_gateway(
+        tmp_path, postgres_dsn, house.engine, TIDEGATE_SERVER__KEEP_ALIVE_S="1", TIDEGATE_SERVER__DEADLINE_S="2"
+    )
+    url = httpx.URL(url_of(tmp_path, process))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {house.keys['data']}\r\nContent-Length: 100\r\n\r\n"
+    for begun in (b"", b"GET /hea", head.encode(), head.encode() + b'{"messages"', b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\nGET /v"):
+        with socket.create_connection((url.host, url.port or 80), timeout=15) as connection:
+            connection.sendall(begun)
+            while connection.recv(65536):  # a time-out here is the failure
+                pass
+    stop(process)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from tidegate.api.server import _Corked, listening_socket
+from tidegate.api.connection import Corked
+from tidegate.api.server import listening_socket
 
 
 class Recorder:
@@ -31,7 +32,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 async def test_head_and_first_piece_leave_in_one_write() -> None:
     """Two writes of uvicorn's are one of ours."""
     recorder = Recorder()
-    corked = _Corked(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
+    corked = Corked(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
     corked.write(HEAD)
     corked.write(b"body")
     corked.write(b"more")
@@ -42,7 +43,7 @@ async def test_head_and_first_piece_leave_in_one_write() -> None:
 async def test_a_head_without_a_body_leaves_at_once() -> None:
     """A stream whose first piece is late still shows its head."""
     recorder = Recorder()
-    corked = _Corked(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
+    corked = Corked(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
     corked.write(HEAD)
     await asyncio.sleep(0)
     assert recorder.written == [HEAD]
@@ -51,7 +52,7 @@ async def test_a_head_without_a_body_leaves_at_once() -> None:
 async def test_closing_loses_nothing() -> None:
     """A held head is written before the connection closes; the rest of the transport is the real one."""
     recorder = Recorder()
-    corked = _Corked(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
+    corked = Corked(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
     corked.write(HEAD)
     corked.close()
     assert recorder.written == [HEAD]

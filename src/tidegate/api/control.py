@@ -17,7 +17,7 @@ from tidegate.api.auth import KeyRing, need_admin, no_key, presented_key
 from tidegate.api.errors import error_body
 from tidegate.api.page.session import session_caller
 from tidegate.core.ask import Caller
-from tidegate.core.errors import BadRequest, MethodNotAllowed, NotFound, TidegateError
+from tidegate.core.errors import BadRequest, BodyTooLarge, MethodNotAllowed, NotFound, TidegateError
 from tidegate.core.flight import FlightRecord, new_flight_id
 from tidegate.core.keys import hash_key, new_key, new_key_id
 from tidegate.core.ports import FlightStore, KeyRecord, KeyStore, LiveFlights
@@ -39,6 +39,10 @@ class ControlDeps:
     secret: bytes
 
 
+#: What the key table can hold.
+MOST_PER_MINUTE = 2**31 - 1
+
+
 class NewKey(BaseModel):
     """What a new key may do."""
 
@@ -46,8 +50,8 @@ class NewKey(BaseModel):
     tenant: str = Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$", description="Whose key it is.")
     role: Literal["data", "admin"] = Field("data", description="data keys ask models, admin keys manage.")
     name: str = Field("", max_length=200, description="A name for people.")
-    requests_per_minute: int = Field(0, ge=0, description="0: limits.requests_per_minute applies.")
-    tokens_per_minute: int = Field(0, ge=0, description="0: limits.tokens_per_minute applies.")
+    requests_per_minute: int = Field(0, ge=0, le=MOST_PER_MINUTE, description="0: limits.requests_per_minute applies.")
+    tokens_per_minute: int = Field(0, ge=0, le=MOST_PER_MINUTE, description="0: limits.tokens_per_minute applies.")
 
 
 def create_control(deps: ControlDeps) -> FastAPI:
@@ -183,6 +187,8 @@ def _say_errors(app: FastAPI) -> None:
             return answer(NotFound(f"There is no route {request.url.path[:200]}.", hint="See /api/openapi.json."))
         if error.status_code == 405:
             return answer(MethodNotAllowed(f"{request.url.path[:200]} does not take {request.method}.", hint="See /api/openapi.json."))
+        if error.status_code == 413:
+            return answer(BodyTooLarge("The body is too large.", hint="The bound is server.max_body_bytes."))
         return answer(BadRequest(str(error.detail)), error.status_code)
 
     @app.exception_handler(RequestValidationError)

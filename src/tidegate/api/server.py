@@ -7,11 +7,12 @@ import contextlib
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.exceptions import HTTPException
 
+from tidegate.api.connection import Connection
 from tidegate.api.exchange import Exchange, House, Receive, Scope, Send
 from tidegate.api.settings import ServerSettings
 from tidegate.core.errors import NotFound
@@ -41,6 +42,7 @@ class Door:
             if route is not None:
                 await Exchange(self._house, scope, receive, send).run(route)
                 return
+            receive = _bounded(receive, scope["headers"], self._house.max_body_bytes)
         await self._rest(scope, receive, send)
 
     def _unknown(self, what: str, known: list[str]) -> Route:
@@ -48,6 +50,22 @@ class Door:
             raise NotFound(f"There is no {what} {exchange.path[:200]}.", hint=nearest(exchange.path, known))
 
         return route
+
+
+def _bounded(receive: Receive, headers: list[tuple[bytes, bytes]], limit: int) -> Receive:
+    """`receive` of a request whose body may have `limit` bytes: FastAPI reads a whole body before it asks for a key."""
+    told = next((int(value) for name, value in headers if name == b"content-length"), 0)  # digits only: the parser saw to that
+    size = 0
+
+    async def bounded() -> dict[str, Any]:
+        nonlocal size
+        message = await receive() if told <= limit else {}
+        size += len(message.get("body", b""))
+        if max(size, told) > limit:
+            raise HTTPException(413)
+        return message
+
+    return bounded
 
 
 def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
@@ -65,58 +83,24 @@ def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
     return bound
 
 
-class _Corked:
-    """A transport that holds a response's head until its first body piece, so that both leave in one system call and one packet.
-
-    uvicorn writes them apart, and uvloop sends each write at once. A head without a body piece leaves at the end of the loop's turn.
-    """
-
-    __slots__ = ("_head", "_loop", "_transport", "is_closing")
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self.is_closing = transport.is_closing  # asked for every request: not by way of __getattr__
-        self._loop = loop
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        if self._head:
-            data, self._head = self._head + data, b""
-        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 100"):
-            self._head = data
-            self._loop.call_soon(self._uncork)
-            return
-        self._transport.write(data)
-
-    def close(self) -> None:
-        self._uncork()
-        self._transport.close()
-
-    def _uncork(self) -> None:
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's own, on a corked transport."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, _Corked(transport, self.loop)))
-
-
 class _Server(uvicorn.Server):
     """uvicorn's own signal handling raises the signal again once it has stopped, which would end the process before the spool is drained.
 
     `on_stop` is called when the stop begins: what would otherwise hold it open for the whole grace time (open pages) ends then.
     """
 
-    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None], request_s: float) -> None:
         super().__init__(config)
         self._on_stop = on_stop
+        self._request_s = request_s
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # uvicorn's ticks are 0.1 s
+            now_s = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.look(now_s, self.config.timeout_keep_alive, self._request_s)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()
@@ -138,7 +122,7 @@ class _Server(uvicorn.Server):
 async def serve(app: Asgi, settings: ServerSettings, bound: socket.socket, on_stop: Callable[[], None]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; running answers get `server.grace_s` to finish, a second SIGINT hastens."""
     config = uvicorn.Config(
-        app, http=_Protocol, loop="none", lifespan="off", log_config=None, access_log=False, server_header=False, ws="none", proxy_headers=False,
+        app, http=Connection, loop="none", lifespan="off", log_config=None, access_log=False, server_header=False, ws="none", proxy_headers=False,
         timeout_keep_alive=settings.keep_alive_s, timeout_graceful_shutdown=settings.grace_s, backlog=settings.backlog,
     )
-    await _Server(config, on_stop).serve(sockets=[bound])
+    await _Server(config, on_stop, settings.deadline_s).serve(sockets=[bound])

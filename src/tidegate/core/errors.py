@@ -6,6 +6,7 @@ sent as `Retry-After` where it is known.
     TidegateError
     |-- BadRequest 400           what was sent cannot be understood
     |   |-- BodyTooLarge 413
+    |   |-- HeadTooLarge 431
     |   |-- ContextTooLong 400   the prompt does not fit the model's context
     |   |-- InputInvalid 422     business fields break the capability's input contract
     |   `-- DocumentUnreadable 422  a file that was to be ingested cannot be read
@@ -80,6 +81,13 @@ class BodyTooLarge(BadRequest):
 
     code = "body_too_large"
     status = 413
+
+
+class HeadTooLarge(BadRequest):
+    """The request's line and headers are too long."""
+
+    code = "head_too_large"
+    status = 431
 
 
 class ContextTooLong(BadRequest):

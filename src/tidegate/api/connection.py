@@ -1,0 +1,142 @@
+"""One client connection: uvicorn's HTTP/1.1, with bounds on what a client may send and how long it may take, and fewer writes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from tidegate.api.errors import error_bytes
+from tidegate.core.errors import BadRequest, HeadTooLarge, TidegateError
+from tidegate.core.flight import new_flight_id
+
+log = logging.getLogger(__name__)
+
+#: Bytes of a request's line and headers; one read of the socket may come on top. httptools itself knows no bound.
+MAX_HEAD_BYTES = 64 * 1024
+
+
+class Corked:
+    """A transport that holds a response's head until its first body piece, so that both leave in one system call and one packet.
+
+    uvicorn writes them apart, and uvloop sends each write at once. A head without a body piece leaves at the end of the loop's turn.
+    """
+
+    __slots__ = ("_head", "_loop", "_transport", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self.is_closing = transport.is_closing  # asked for every request: not by way of __getattr__
+        self._loop = loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 100"):
+            self._head = data
+            self._loop.call_soon(self._uncork)
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        self._uncork()
+        self._transport.close()
+
+    def _uncork(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's own, on a corked transport. `look` is called about once a second: one timer for all costs less than one for each."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(cast(asyncio.Transport, Corked(transport, self.loop)))
+        self._since_s = self.loop.time()  # since when it is the client's turn
+        self._in_head = False
+        self._head_bytes = 0
+
+    def look(self, now_s: float, idle_s: float, request_s: float) -> None:
+        """Close a connection on which nothing comes, or no whole request: idle for `idle_s`, or without the rest of a head for so long, or
+        without the rest of a body for `request_s`."""
+        waited_s = now_s - self._since_s
+        cycle = self.cycle
+        answered = cycle is None or cycle.response_complete
+        if waited_s > (idle_s if answered else request_s) and (answered or cycle.more_body):
+            if self.transport.is_closing() and waited_s > idle_s + request_s:  # the client does not read what is left, either
+                self.transport.abort()
+            else:
+                self.transport.close()
+
+    # -- asyncio's side
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(BadRequest(f"This is not HTTP/1.1: {error}.", hint="Send a whole HTTP/1.1 request; TLS ends in front of Tidegate."))
+        else:
+            if self._in_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self._refuse(HeadTooLarge(f"The request's head is larger than {MAX_HEAD_BYTES} bytes.", hint="Send fewer headers."))
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Decline an upgrade by answering in HTTP/1.1, as every client that offers one has to expect (Java's offers h2c with each first
+        request). The parser would leave out the request's body, so a new one reads the request as if nothing had been offered."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        if method == b"CONNECT":
+            self._refuse(BadRequest("This is no proxy.", hint="Send the request itself."))
+            return
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
+        lines += [name + b": " + value for name, value in self.headers if name not in (b"connection", b"upgrade", b"http2-settings")]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets its own
+        self.data_received(b"\r\n".join([*lines, b"", rest]))
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(BadRequest(msg))
+
+    def _refuse(self, error: TidegateError) -> None:
+        """Say why, and close: what comes next on this connection has no beginning."""
+        trace_id = new_flight_id(time.time_ns())
+        log.info("a connection was refused: %s", error.message, extra={"trace_id": trace_id})
+        body = error_bytes(error, trace_id)
+        self.transport.write(
+            b"%bcontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\nconnection: close\r\n\r\n%b"
+            % (STATUS_LINE[error.http_status], len(body), trace_id.encode(), body)
+        )
+        self.transport.close()
+
+    # -- httptools' side
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._since_s = self.loop.time()
+        self._in_head = True
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._since_s = self.loop.time()
+        super().on_response_complete()
