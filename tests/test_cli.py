@@ -225,16 +225,19 @@ def store(app: SimpleNamespace) -> Keys:
 
 
 def test_a_new_key_is_printed_once_and_stored_hashed(store: Keys) -> None:
-    """stdout holds the key alone, for `KEY=$(tidegate keys create)`; the store has its SHA-256; the list never shows it."""
-    result = tidegate("keys", "create", "--tenant", "acme", "--role", "admin", "--name", "ci", "--rpm", "60", "--tpm", "1000")
+    """stdout holds the key alone, for `KEY=$(tidegate keys create)`; the store has its SHA-256; the list never shows it.
+    A list in a pipe is not cut to a terminal's width."""
+    name = "the nightly run of the claims portal's own checks, and of others"
+    result = tidegate("keys", "create", "--tenant", "acme", "--role", "admin", "--name", name, "--rpm", "60", "--tpm", "1000")
     key = result.stdout.strip()
     (stored,) = store.records
     assert stored.sha256 == hash_key(key)
-    assert (stored.tenant, stored.role, stored.name) == ("acme", "admin", "ci")
+    assert (stored.tenant, stored.role, stored.name) == ("acme", "admin", name)
     assert (stored.requests_per_minute, stored.tokens_per_minute) == (60, 1000)
     assert key not in result.stderr
     for listed in (tidegate("keys", "list").output, tidegate("keys", "list", "--json").output):
         assert stored.id in listed
+        assert name in listed
         assert key not in listed
         assert stored.sha256 not in listed
 

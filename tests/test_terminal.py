@@ -75,6 +75,16 @@ def test_any_terminal_will_do(width: int, encoding: str) -> None:
         assert drawn(render_flights([one]), width, encoding)
 
 
+@pytest.mark.parametrize("width", [80, 100, 400])
+def test_a_list_keeps_ids_and_figures_whole(width: int) -> None:
+    """In a terminal of 80 columns names give way, never an id or a figure; each flight has one line; with room all is whole."""
+    long = record(capability="underwriting/assess", error_code="deadline_exceeded", whole_ns=120_007_000_000, first_token_ns=384_300_000)
+    lines = drawn(render_flights([record(capability="support/answer"), long]), width).splitlines()
+    assert len(lines) == 3
+    assert {"f" * 32, "120007", "384.3"} <= set(lines[2].split())
+    assert ({"underwriting/assess", "deadline_exceeded"} <= set(lines[2].split())) == (width > 80)
+
+
 def test_a_name_from_outside_cannot_steer_the_terminal() -> None:
     """A model's name is what a caller wrote: control characters and markup are shown, not obeyed."""
     one = record(model="\x1b[2J[red]evil\x07", decisions=[(0, "\x1bX", {"a": "\x1b]0;title\x07"})], error_code="\x1b[0m")

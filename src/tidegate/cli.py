@@ -96,10 +96,18 @@ def _settings(config: Path | None, sets: Sequence[str], **overrides: Any) -> Set
     return load(config, os.environ, named)
 
 
-def _console() -> Console:
+#: Columns for a list that goes into a pipe: more than any list has, so that nothing in it is shortened.
+WIDE = 400
+
+
+def _console(piped: int = 80) -> Console:
+    """`piped`: how wide to write where stdout is no terminal (a terminal and COLUMNS know better)."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = piped
+    return console
 
 
 # -- running --
@@ -287,7 +295,7 @@ def list_keys(as_json: bool, config: Path | None, sets: tuple[str, ...]) -> None
 
         click.echo(json.dumps([{**msgspec.to_builtins(record), "sha256": record.sha256[:12]} for record in records], indent=2))
         return
-    _console().print(_key_table(records))
+    _console(WIDE).print(_key_table(records))
 
 
 def _key_table(records: Sequence[KeyRecord]) -> Any:
@@ -297,21 +305,21 @@ def _key_table(records: Sequence[KeyRecord]) -> Any:
 
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("key", no_wrap=True, min_width=max((len(record.id) for record in records), default=0))
-    for heading in ("tenant", "role", "name", "requests/min", "tokens/min", "created", "revoked"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("tenant", "role", "name", "rpm", "tpm", "created", "revoked"):  # in a narrow terminal tenants and names give way
+        table.add_column(heading, overflow="fold", no_wrap=heading not in ("tenant", "name"))
     for record in records:
         table.add_row(
             printable(record.id), printable(record.tenant), record.role, printable(record.name or "-"),
-            str(record.requests_per_minute or "-"), str(record.tokens_per_minute or "-"), _minute(record.created_unix_s),
-            _minute(record.revoked_unix_s) if record.revoked_unix_s else "-",
+            str(record.requests_per_minute or "-"), str(record.tokens_per_minute or "-"), _day(record.created_unix_s),
+            _day(record.revoked_unix_s) if record.revoked_unix_s else "-",
         )
     return table
 
 
-def _minute(unix_s: float) -> str:
+def _day(unix_s: float) -> str:
     from tidegate.terminal import when
 
-    return when(int(unix_s * 1e9))[:16]
+    return when(int(unix_s * 1e9))[:10]
 
 
 @keys.command("revoke")
@@ -378,7 +386,7 @@ def flights(
     elif not records:
         click.echo("No flights.")
     else:
-        _console().print(render_flights(records))
+        _console(WIDE).print(render_flights(records))
 
 
 def _flight_list() -> Any:

@@ -167,18 +167,19 @@ def _decisions(record: FlightRecord) -> RenderableType:
 
 def render_flights(records: Sequence[FlightRecord]) -> RenderableType:
     """The list of `tidegate flights`, newest first."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("flight", no_wrap=True, min_width=32)  # whole, however narrow the terminal: it is there to be copied
-    table.add_column("began", no_wrap=True)
-    table.add_column("what", overflow="ellipsis", no_wrap=True)
-    table.add_column("end", no_wrap=True)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    # In a narrow terminal only the names give way (columns that may wrap, though one word does not): ids are copied, figures are read.
+    table.add_column("flight", no_wrap=True, min_width=32)
+    table.add_column("began", no_wrap=True, min_width=8)
+    table.add_column("what", overflow="ellipsis")
+    table.add_column("end", overflow="ellipsis")
     for name in ("ms", "ttft", "tokens"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for record in records:
         well = record.end in CLEAN_ENDS and record.http_status < 400
         table.add_row(
             printable(record.id), when(record.began_unix_ns)[11:19], printable(record.capability or record.route),
-            printable(f"{record.error_code or record.end} {record.http_status}", "green" if well else "red"),
+            printable(record.error_code or record.end, "green" if well else "red"),
             ms(record.whole_ns), ms(record.first_token_ns) if record.first_token_ns else "-", str(record.usage.completion_tokens),
         )
     return table
