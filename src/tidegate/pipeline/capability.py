@@ -86,9 +86,9 @@ class Capability:
         """Raises InputInvalid that names every field that is wrong and how."""
         if problems := _problems(self._input, self.input_schema, fields):
             raise InputInvalid(
-                f"The input of {self.path} is not as its contract says: " + "; ".join(problems[:5]) + ".",
+                f"The input of {self.path} is not as its contract says: " + "; ".join(said for _, said in problems[:5]) + ".",
                 hint=f"The contract is at GET /api/v1/capabilities under {self.path!r}.",
-                param=problems[0].split(":", 1)[0],
+                param=problems[0][0] or None,
             )
 
     def check_output(self, fields: Any) -> None:
@@ -180,8 +180,22 @@ def _keyword(error: jsonschema_rs.ValidationError) -> str:
     return str(error.schema_path[-1]) if error.schema_path else "schema"
 
 
-def _problems(validator: jsonschema_rs.Validator, schema: dict[str, Any], fields: Any) -> list[str]:
-    return [f"{_where(error)}: {error.message[:200]}{_because(schema, error.schema_path)}" for error in validator.iter_errors(fields)]
+def _problems(validator: jsonschema_rs.Validator, schema: dict[str, Any], fields: Any) -> list[tuple[str, str]]:
+    """For each broken rule the field ("" where it is the whole body) and a sentence's piece that begins with it."""
+    found: list[tuple[str, str]] = []
+    for error in validator.iter_errors(fields):
+        path, because = [str(step) for step in error.instance_path], _because(schema, error.schema_path)
+        kind = error.kind
+        if isinstance(kind, jsonschema_rs.ValidationErrorKind.Required):
+            broken = [([*path, str(kind.property)], "is missing")]
+        elif isinstance(kind, jsonschema_rs.ValidationErrorKind.AdditionalProperties):
+            broken = [([*path, name[:64]], "is not known") for name in kind.unexpected]
+        else:
+            broken = [(path, error.message[:200])]
+        for steps, what in broken:
+            field = ".".join(steps)
+            found.append((field, f"{field}: {what}{because}" if field else f"{what}{because}"))
+    return found
 
 
 def _because(schema: Any, steps: list[str | int]) -> str:
