@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -272,7 +273,8 @@ def create_key(tenant: str, role: str, name: str, rpm: int, tpm: int, config: Pa
             await store.add_key(record)
 
     asyncio.run(add())
-    click.echo(f"{record.id}: a {role} key of tenant {tenant}. It is shown this once and cannot be shown again:", err=True)
+    kind = "an admin key" if role == "admin" else "a data key"
+    click.echo(f"{record.id}: {kind} of tenant {tenant}. It is shown this once and cannot be shown again:", err=True)
     click.echo(key)
 
 
@@ -463,9 +465,11 @@ def show_settings(as_json: bool, changed: bool, config: Path | None, sets: tuple
         click.echo(json.dumps(in_force, indent=2, ensure_ascii=False))
         return
     rows = [(name, notation(one["value"]), str(one["source"])) for name, one in in_force.items()]
-    names, texts = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    names, texts, sources = (max((len(row[column]) for row in rows), default=0) for column in (0, 1, 2))
+    if names + texts + sources + 4 > (shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE):
+        texts = min(texts, 40)  # one long value must not push every source into the next line
     for name, value, source in rows:
-        click.echo(f"{name:{names}}  {value:{min(texts, 40)}}  {source}")
+        click.echo(f"{name:{names}}  {value:{texts}}  {source}")
 
 
 @main.command()

@@ -101,11 +101,16 @@ def test_a_key_that_another_process_made_or_revoked_is_noticed(house: House, pos
 
 
 def test_an_invalid_key_request_is_said(house: House) -> None:
-    """Unknown fields are refused by name."""
+    """An unknown field is refused by name with the nearest, a missing one is named, and a body of another type is told the header."""
     with house.client("admin") as client:
-        answer = client.post("/api/v1/keys", json={"tenant": "x", "colour": 1})
-    assert answer.status_code == 422
-    assert "colour" in answer.json()["error"]["message"]
+        unknown = client.post("/api/v1/keys", json={"tenant": "x", "tokens_per_minit": 1})
+        missing = client.post("/api/v1/keys", json={"name": "x"})
+        untyped = client.post("/api/v1/keys", content=b'{"tenant": "x"}', headers={"content-type": "application/x-www-form-urlencoded"})
+    assert {unknown.status_code, missing.status_code, untyped.status_code} == {422}
+    assert "tokens_per_minit" in unknown.json()["error"]["message"]
+    assert "'tokens_per_minute'" in unknown.json()["error"]["hint"]
+    assert missing.json()["error"]["param"] == "tenant"
+    assert "Content-Type: application/json" in untyped.json()["error"]["hint"]
 
 
 def test_health_tells_figures(house: House) -> None:

@@ -20,6 +20,7 @@ from tidegate.core.ask import Caller
 from tidegate.core.errors import BadRequest, BodyTooLarge, MethodNotAllowed, NotFound, TidegateError
 from tidegate.core.flight import FlightRecord, new_flight_id
 from tidegate.core.keys import hash_key, new_key, new_key_id
+from tidegate.core.plugins import nearest
 from tidegate.core.ports import FlightStore, KeyRecord, KeyStore, LiveFlights
 from tidegate.pipeline.capability import Capability
 
@@ -195,4 +196,11 @@ def _say_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name = ".".join(str(step) for step in first["loc"][1:])
-        return answer(BadRequest(f"`{name}`: {first['msg']}.", hint="See /api/openapi.json.", param=name), 422)
+        content_type = request.headers.get("content-type", "")
+        if first["type"] == "extra_forbidden":  # NewKey is the only body here
+            said, hint = f"The field {name[:80]!r} is not known here.", nearest(name[:80], NewKey.model_fields)
+        elif not name and first["type"] != "missing" and "json" not in content_type:
+            said, hint = f"The body is not JSON but {content_type[:80] or 'of no type'}.", "Send the header `Content-Type: application/json`."
+        else:
+            said, hint = f"{name or 'The body'}: {first['msg']}.", "See /api/openapi.json."
+        return answer(BadRequest(said, hint=hint, param=name or None), 422)

@@ -289,9 +289,13 @@ def main() -> None:
     """The command."""
     import uvloop
 
-    parser = argparse.ArgumentParser(prog="python -m tidegate.bench.scripted", description="An engine that does as the prompt orders.")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0: a free one, printed")
+    parser = argparse.ArgumentParser(
+        prog="tidegate scripted", description="An OpenAI-compatible engine that does as the prompt orders.",
+        epilog="A prompt orders with ##t=20,i=5,n=3##: 20 ms to the first token, 5 ms between tokens, 3 tokens; m=cut breaks the stream off. "
+        "All orders and faults: docs/engines.md.",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0, the default, takes a free one and prints it")
     parser.add_argument("--api-key", default=None, help="refuse requests that do not bring it")
     args = parser.parse_args()
     uvloop.run(_serve(args.host, args.port, args.api_key))
