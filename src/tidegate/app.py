@@ -98,6 +98,7 @@ class Gateway:
         self._figures_lock = asyncio.Lock()
         self.exposition = Exposition(self.metrics, self._readers())
         self.door = self._build_door()
+        self.metrics.know_routes(self.door.paths)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

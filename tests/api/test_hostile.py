@@ -136,3 +136,56 @@ def test_a_limit_that_no_table_holds_is_refused(house: House) -> None:
     with house.client("admin") as client:
         answer = client.post("/api/v1/keys", json={"tenant": "hostile", "requests_per_minute": 2**31})
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, "requests_per_minute")
+
+
+# -- bodies
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize("depth", [300, 700, 900, 950, 5000])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": [{"type": "text", "text": %s}]}]}'),
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "##n=1##"}], "tools": %s}'),
+        ("/v1/completions", '{"prompt": "##n=1##", "logit_bias": {"1": %s}}'),
+        ("/v1/embeddings", '{"input": %s}'),
+        ("/api/v1/test/stream", '{"order": %s}'),
+    ],
+)
+def test_a_body_nested_too_deeply_is_a_bad_request(house: House, depth: int, path: str, body: str) -> None:
+    """No depth of nesting ends in an unexpected error, on no route."""
+    with house.client("kept") as client:
+        answer = client.post(path, content=body % nested(depth))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request")
+    assert "nested" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("role", [["user"], {}, 1, None, True])
+def test_a_role_of_any_type_is_judged(house: House, role: Any) -> None:
+    """A role that is no text is not a known role."""
+    with house.client() as client:
+        answer = client.post("/v1/chat/completions", json={"messages": [{"role": role, "content": "x"}]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[0].role")
+
+
+def test_names_that_a_caller_made_up_are_kept_short(house: House) -> None:
+    """A model's name or a path of a megabyte is not what a flight remembers: hundreds of flights wait in memory."""
+    with house.client() as client:
+        model = client.post("/v1/chat/completions", content=chat("x", model="m" * 1_000_000))
+        path = client.get("/v1/" + "p" * 50_000)
+    assert (model.status_code, path.status_code) == (404, 404)
+    assert len(house.flight(model.headers["x-request-id"])["model"]) <= 200
+    assert len(house.flight(path.headers["x-request-id"])["route"]) <= 200
+
+
+def test_paths_that_a_caller_made_up_are_no_metrics(house: House) -> None:
+    """However many paths are tried, the served routes keep their own series."""
+    with house.client() as client:
+        for n in range(80):
+            client.get(f"/v1/made-up-{n}")
+        told = client.get("/metrics").text
+    assert "made-up" not in told

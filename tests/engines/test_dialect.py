@@ -154,7 +154,7 @@ def test_error_events(error: object, status: int, code: str | None, words: str) 
     assert (caught.value.http_status, caught.value.engine_code) == (status, code)
 
 
-@pytest.mark.parametrize("junk", [b"{", b"", b"nonsense", b'{"choices": [{"index": 0, "delta": {"content": "\xff"}}]}'])
+@pytest.mark.parametrize("junk", [b"{", b"", b"nonsense", b'{"odd": ' + b"[" * 9000, b'{"choices": [{"index": 0, "delta": {"content": "\xff"}}]}'])
 def test_junk_is_an_error(junk: bytes) -> None:
     """Broken JSON and broken UTF-8 are never passed on."""
     with pytest.raises(EngineError, match="not JSON"):

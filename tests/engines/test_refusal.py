@@ -21,6 +21,7 @@ from tidegate.engines.refusal import refusal, retry_after_s
         (b'{"error": {"detail": "no"}}', "no", None),
         (b"<html>no</html>", "<html>no</html>", None),
         (b"", "no reason given", None),
+        (b"[" * 5000, r"\[\[", None),
         (b"[1]", r"\[1\]", None),
         (b"\xff\xfe", "\ufffd", None),
     ],

@@ -214,9 +214,11 @@ async def test_retrieve_filters_by_the_fields_that_are_there(tmp_path: Path) -> 
     assert search.asked == {"question": "3", "k": 2, "tags": {"lang": "en"}, "collection": "c"}
     assert ask.flight.passage_ids == ["a"]
     assert ask.flight.index_version == "7"
+    assert '"en"' not in json.dumps(ask.flight.decisions), "what the caller wrote is no fact of a flight"
 
 
-@pytest.mark.parametrize("said", ['{"decision": "maybe"}', '{"decision": "accept"', "", "null", '{"decision": "accept", "more": 1}'])
+@pytest.mark.parametrize("said", ['{"decision": "maybe"}', '{"decision": "accept"', "", "null", '{"decision": "accept", "more": 1}',
+                                  '{"decision": "accept", "more": ' + "[" * 400 + "]" * 400 + "}", "[" * 9000])
 async def test_a_broken_output_never_passes(tmp_path: Path, said: str) -> None:
     """Whatever is not exactly what the contract says raises."""
     ask = new_ask()

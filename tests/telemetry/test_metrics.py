@@ -87,6 +87,7 @@ def test_tokens_are_told_apart_by_kind_and_exactness(flight: MakeFlight) -> None
 def test_a_refused_request_is_counted_but_is_no_latency(flight: MakeFlight) -> None:
     """A thousand quick refusals must not make the service look fast."""
     metrics = Metrics()
+    metrics.know_routes(["/v1/chat/completions"])
     metrics.finished(flight(end="refused", http_status=429, error_code="rate_limit_exceeded", first_token_ns=0, token_ns=[]))
     figures = told(metrics)
     assert figures["tidegate_errors_total", labels(code="rate_limit_exceeded")] == 1
@@ -94,12 +95,13 @@ def test_a_refused_request_is_counted_but_is_no_latency(flight: MakeFlight) -> N
 
 
 def test_a_name_that_a_caller_made_up_never_becomes_a_label(flight: MakeFlight) -> None:
-    """Refused flights teach no names: unknown models and capabilities are `other`."""
+    """Refused flights teach no names: unknown routes, models and capabilities are `other`."""
     metrics = Metrics(models=["smollm2"])
+    metrics.know_routes(["/v1/chat/completions"])
     for n in range(1000):
-        metrics.finished(flight(model=f"made-up-{n}", capability=f"x/{n}", end="refused", http_status=404))
+        metrics.finished(flight(route=f"/v1/{n}", model=f"made-up-{n}", capability=f"x/{n}", end="refused", http_status=404))
     metrics.finished(flight(end="refused", http_status=429))
-    assert {(key[1], key[2]) for key in metrics.series} == {(OTHER, OTHER), ("", "smollm2")}
+    assert {key[:3] for key in metrics.series} == {(OTHER, OTHER, OTHER), ("/v1/chat/completions", "", "smollm2")}
 
 
 def test_labels_are_bounded_even_for_served_names(flight: MakeFlight) -> None:

@@ -43,6 +43,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Header = tuple[bytes, bytes]
 Seal = Callable[[str, dict[str, Any]], bytes]
 
+#: Characters of a name that a caller made up (a path, a model) that a flight keeps: flights wait in memory by the hundred.
+MOST_NAME_CHARS = 200
 JSON_TYPE: Header = (b"content-type", b"application/json")
 SSE_HEADERS: list[Header] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -86,7 +88,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self.path: str = scope["path"]
-        self.flight = Flight(self.path)
+        self.flight = Flight(self.path[:MOST_NAME_CHARS])
         self.ask: Ask | None = None
         self.started = self.done = self.gone = self.expired = False
         self.status = 0
@@ -252,7 +254,7 @@ class Exchange:
 
     async def _fail(self, error: TidegateError) -> None:
         flight = self.flight
-        flight.error_code = error.public_code
+        flight.error_code = error.public_code[:MOST_NAME_CHARS]
         for kind, end in _ENDS:
             if isinstance(error, kind):
                 flight.end = end

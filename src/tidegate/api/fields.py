@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tidegate.core.errors import BadRequest
+from tidegate.core.nesting import MAX_DEPTH, too_deep
 from tidegate.core.plugins import nearest
 
 NUMBER = (int, float)
@@ -53,10 +54,17 @@ def decode_object(body: bytes) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise BadRequest(f"The body is not JSON: {error}.", hint="Send a JSON object.") from None
     except RecursionError:
-        raise BadRequest("The body is nested too deeply.", hint="Send a flatter JSON object.") from None
+        raise _too_deep() from None
+    # Counting brackets costs next to nothing, and only a body with many of them is walked.
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and too_deep(fields):
+        raise _too_deep()
     if not isinstance(fields, dict):
         raise BadRequest("The body is JSON but not an object.", hint="Send a JSON object.")
     return fields
+
+
+def _too_deep() -> BadRequest:
+    return BadRequest(f"The body is nested more than {MAX_DEPTH} levels deep.", hint="Send a flatter JSON object.")
 
 
 def check_fields(fields: dict[str, Any], known: Fields) -> None:
@@ -89,7 +97,8 @@ def check_messages(messages: Any) -> None:
         if not message.keys() <= _MESSAGE:
             name = sorted(message.keys() - _MESSAGE)[0]
             raise BadRequest(f"`{where}` has an unknown field {name[:80]!r}.", hint=nearest(name, _MESSAGE), param=where)
-        if message.get("role") not in _ROLES:
+        role = message.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
             raise BadRequest(f"`{where}.role` is not a known role.", hint="Known: " + ", ".join(sorted(_ROLES)) + ".", param=f"{where}.role")
         content = message.get("content")
         if isinstance(content, str):

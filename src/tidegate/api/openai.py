@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from tidegate.admission.limits import Limits, Ticket
-from tidegate.api.exchange import Exchange, asking
+from tidegate.api.exchange import MOST_NAME_CHARS, Exchange, asking
 from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check_messages, check_prompt, decode_object
 from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
@@ -77,7 +77,7 @@ class GenerationRoute:
         options = fields.get("stream_options")
         usable = named is not None and (not ask.stream or bool(options and options.get("include_usage")))
         ask.call = EngineCall(self._kind, named or DEFAULT, fields, body if usable else None)
-        ask.flight.model = named or ""
+        ask.flight.model = named[:MOST_NAME_CHARS] if named else ""
 
     async def _whole(self, exchange: Exchange, ask: Ask, ticket: Ticket) -> None:
         await run(ask, self._steps)

@@ -31,6 +31,11 @@ class Door:
         self._capabilities = {f"/api/v1/{path}": route for path, route in capabilities.items()}
         self._rest = rest
 
+    @property
+    def paths(self) -> list[str]:
+        """The paths that are answered here."""
+        return [*self._hot, *self._capabilities]
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = scope["path"]

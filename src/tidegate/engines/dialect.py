@@ -93,7 +93,7 @@ class Dialect:
             payload = _decode(data)
         except msgspec.ValidationError:
             return Chunk(at_ns, "notice", "", data)  # JSON, but of a shape we do not know: passed on
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise EngineError(f"{self.label} sent an event that is not JSON.", hint="Its log may say why.") from None
         if payload.error:
             raise self.error(payload.error)
@@ -111,7 +111,7 @@ class Dialect:
         """The text of a non-streamed answer; sets finish and usage. Raises as `chunk` does."""
         try:
             payload = _decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise EngineError(f"{self.label} did not answer with an OpenAI-shaped JSON object.", hint="Check url.") from None
         if payload.error:
             raise self.error(payload.error)
@@ -146,7 +146,7 @@ class Dialect:
         """The EngineError of an event that is named `error`."""
         try:
             said = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             said = data.decode("utf-8", "replace")
         return self.error(said.get("error", said) if isinstance(said, dict) else said)
 

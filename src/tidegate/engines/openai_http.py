@@ -240,7 +240,7 @@ def _expect(label: str, reply: Reply, media_type: bytes, what: str) -> None:
 def _object(label: str, body: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise EngineError(f"{label} answered with something that is not a JSON object.", hint="Check url.")

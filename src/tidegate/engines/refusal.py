@@ -62,7 +62,7 @@ def _error_of(body: bytes) -> dict[str, Any]:
     """The error in its usual shapes: {"error": {...}}, {"error": "..."}, {"message": ...}, {"detail": ...}."""
     try:
         said = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     if not isinstance(said, dict):
         return {}

@@ -55,8 +55,8 @@ Key = tuple[str, str, str, str, int]
 class Metrics:
     """A FlightSink that counts. Its attributes are read by the exposition, in the same event loop: no lock.
 
-    `capabilities` and `models` are labels from the start; others are learnt from flights that were not refused, so that a name that a
-    caller made up never becomes a label.
+    `capabilities` and `models`, and the routes that `know_routes` names, are labels from the start; others are learnt from flights that
+    were not refused, so that a name that a caller made up never becomes a label.
     """
 
     def __init__(self, *, capabilities: Iterable[str] = (), models: Iterable[str] = ()) -> None:
@@ -71,6 +71,10 @@ class Metrics:
         self._waiting_stamps = 0
         self._capabilities, self._models = Names(capabilities), Names(models)
         self._routes, self._part_names, self._codes = Names(), Names(), Names()
+
+    def know_routes(self, routes: Iterable[str]) -> None:
+        """Routes that are labels also while only refused requests came."""
+        self._routes = Names(routes)
 
     def finished(self, record: FlightRecord, kept: KeptText | None = None) -> None:
         """Counts one flight: dict look-ups and additions."""
@@ -116,7 +120,7 @@ class Metrics:
         # A name that became OTHER comes here each time: to remember it would let made-up names fill the memory.
         learn = record.end != "refused"
         key = (
-            self._routes.label(record.route), self._capabilities.label(record.capability, learn),
+            self._routes.label(record.route, learn), self._capabilities.label(record.capability, learn),
             self._models.label(record.model, learn), record.end, record.http_status,
         )
         series = self.series.get(key)

@@ -6,6 +6,7 @@ import msgspec
 
 from tidegate.core.ask import Ask
 from tidegate.core.errors import OutputInvalid
+from tidegate.core.nesting import MAX_DEPTH, too_deep
 from tidegate.core.ports import Stage
 from tidegate.pipeline.capability import Capability
 from tidegate.pipeline.parts import Parts
@@ -23,7 +24,9 @@ class ContractStage:
         flight = ask.flight
         try:
             fields = msgspec.json.decode("".join(ask.text))
-        except msgspec.DecodeError as error:
+            if too_deep(fields):
+                raise RecursionError(f"nested more than {MAX_DEPTH} levels deep")
+        except (msgspec.DecodeError, RecursionError) as error:
             flight.decide("contract", kept=False, why="not json")
             raise OutputInvalid(
                 f"The model's answer to {self._capability.path} is not JSON ({'it was cut by max_tokens' if flight.end == 'length' else error}).",

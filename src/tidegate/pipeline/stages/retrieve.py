@@ -29,7 +29,8 @@ class RetrieveStage:
             flight.lap("retrieve")
         ask.passages = [passage for passage in found if passage.score >= settings.min_score]
         flight.passage_ids = [passage.id for passage in ask.passages]
-        flight.decide("retrieved", collection=settings.collection, tags=tags, scores=[round(passage.score, 4) for passage in found])
+        # The names of the tags alone: their values are the caller's words.
+        flight.decide("retrieved", collection=settings.collection, tags=sorted(tags), scores=[round(passage.score, 4) for passage in found])
 
 
 def build(capability: Capability, parts: Parts) -> Stage:
