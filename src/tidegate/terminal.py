@@ -68,7 +68,8 @@ def _head(record: FlightRecord) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    end = printable(f"{record.end}, HTTP {record.http_status}" + (f", {record.error_code}" if record.error_code else ""))
+    code = "" if record.error_code in ("", record.end) else f", {record.error_code}"
+    end = printable(f"{record.end}, HTTP {record.http_status}{code}")
     end.stylize("bold green" if well else "bold red")
     usage = record.usage
     tokens = f"{usage.prompt_tokens} prompt ({usage.cached_tokens} cached) + {usage.completion_tokens} completion"

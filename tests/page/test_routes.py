@@ -8,9 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from markupsafe import escape
 from stand_in import ADMIN, DATA, SECRET, House, app_of, record
 
-from tidegate.api.page import door
+from tidegate.api.page import door, words
 from tidegate.api.page.session import COOKIE, new_session
 from tidegate.core.ask import Caller
 
@@ -203,11 +204,12 @@ async def test_no_other_file_is_served(admin: httpx.AsyncClient, name: str) -> N
 
 
 async def test_the_parts_and_their_sum_are_on_the_flights_page(admin: httpx.AsyncClient) -> None:
-    """Every lap by name, and the sum beside the whole."""
+    """Every lap by name and with whose time it was, and the sum beside the whole."""
     flight = record(6)
     page = (await admin.get(f"/flights/{flight.id}")).text
     for name, _ in flight.laps:
-        assert f'<th scope="row">{name}</th>' in page
+        said = f' title="{escape(words.PARTS[name])}"' if name in words.PARTS else ""
+        assert f'<th scope="row"{said}>{name}</th>' in page
     assert "equals the whole" in page
     differs = (await admin.get(f"/flights/{record(6).id}")).text
     assert "differs from the whole" not in differs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -9,11 +11,20 @@ import pytest
 from tidegate.api.page import words
 from tidegate.core.chunk import CLEAN_ENDS, End
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_every_end_has_a_word_a_meaning_and_a_tone() -> None:
     """Also the ends that are added later: this fails until they have one."""
     assert set(words.ENDS) == set(get_args(End))
     assert {end for end in get_args(End) if words.tone(end) == "good"} == CLEAN_ENDS - {"content_filter"}
+
+
+def test_every_part_is_explained_as_the_docs_do() -> None:
+    """The page says on every part whose time it was, and docs/flights.md has the same parts."""
+    rows = [line for line in (ROOT / "docs" / "flights.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    named = {name for line in rows for name in re.findall(r"`([a-z_.]+)`", line.split("|")[1])}
+    assert set(words.PARTS) == named - set(words.ENDS)
 
 
 def test_every_error_code_of_ours_has_a_meaning() -> None:

@@ -25,6 +25,28 @@ ENDS = {
 }
 
 
+#: Part of the waterfall -> whose time it was, as docs/flights.md says it. A stage of somebody's own is not known here.
+PARTS = {
+    "auth": "the key was looked up",
+    "read": "the body came in: a slow client shows here",
+    "parse": "the body was decoded and checked",
+    "limits": "the key's limits",
+    "retrieve": "the question became a vector, and passages were searched",
+    "prompt": "the prompt version was rendered",
+    "engine.connect": "an idle connection was taken, or a new one made",
+    "engine.send": "the call was written",
+    "engine.first_byte": "until the head of the engine's answer came; some engines send it only with the first token",
+    "engine.first_token": "until the first token: the engine's queue and its prefill",
+    "stream": "from the first token to the last; a slow reader shows here too",
+    "engine.answer": "an answer that was not streamed",
+    "contract": "the output contract was checked",
+    "cite": "the citations were found",
+    "embed": "vectors for /v1/embeddings",
+    "respond": "the answer was written",
+    "close": "what is left",
+}
+
+
 def tone(end: str) -> str:
     """good, warn or bad: the colour of an end. The word beside it says the same."""
     if end in CLEAN_ENDS:
