@@ -118,3 +118,13 @@ def test_importing_costs_no_cryptography() -> None:
     """A gateway that keeps no text does not load the library."""
     code = "import sys, tidegate.stores.seal; assert 'cryptography' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_running_process_keeps_its_secret(seal: Seal) -> None:
+    """A file that is removed or opened to others after the start changes nothing for the process that read it."""
+    seal.derive("something")
+    seal.file.chmod(0o644)
+    sealed = seal.seal("f1", TEXT)
+    seal.file.unlink()
+    assert seal.open("f1", sealed) == TEXT
+    assert not seal.file.exists(), "no second secret is made beside the one that is in use"

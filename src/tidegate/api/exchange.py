@@ -290,18 +290,23 @@ class Exchange:
                 flight.answer_sha256 = hashlib.sha256(answer.encode("utf-8", "surrogatepass")).hexdigest()
             if ask.caller.keep:
                 kept = self._keep(ask, answer)
-                flight.kept = True
+                flight.kept = kept is not None
         if end not in CLEAN_ENDS and not flight.error_code:
             flight.error_code = end
         record = flight.finish(end, status, __version__)
         for sink in self.house.sinks:
             sink.finished(record, kept)
 
-    def _keep(self, ask: Ask, answer: str) -> KeptText:
+    def _keep(self, ask: Ask, answer: str) -> KeptText | None:
         call = ask.call
         text = {"input": ask.input, "call": call.body if call else None, "answer": answer}
         expires_unix_s = time.time_ns() / 1e9 + ask.caller.ttl_s
-        return KeptText(self.flight.id, ask.caller.tenant, expires_unix_s, self.house.seal(self.flight.id, text))
+        try:
+            return KeptText(self.flight.id, ask.caller.tenant, expires_unix_s, self.house.seal(self.flight.id, text))
+        except Exception as error:  # noqa: BLE001 - the answer and its flight must leave, whatever is wrong with the copy of their text
+            why = error.message if isinstance(error, TidegateError) else type(error).__name__
+            log.error("the text of flight %s could not be kept: %s", self.flight.id, why)
+            return None
 
 
 class _Rest:

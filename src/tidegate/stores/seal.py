@@ -40,6 +40,7 @@ class Seal:
         self.file = file
         self._environment = environment
         self._made: AESGCM | None = None
+        self._known = b""
 
     def seal(self, flight_id: str, text: dict[str, Any]) -> bytes:
         """The text, encrypted for this flight. Raises SettingsError where the secret cannot be had."""
@@ -78,6 +79,12 @@ class Seal:
         return self._made
 
     def _secret(self) -> bytes:
+        # Read once: what happens to the file later must not change what a running process seals with.
+        if not self._known:
+            self._known = self._find()
+        return self._known
+
+    def _find(self) -> bytes:
         given = self._environment.get(VARIABLE)
         if given:
             return _parse(given, VARIABLE)
