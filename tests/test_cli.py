@@ -365,6 +365,8 @@ def test_flights_are_listed_and_the_bad_ones_found(gateway: Gateway) -> None:
     assert [one["id"] for one in found] == [bad.id]
     assert tidegate("flights", "--capability", "a/b", "--end", "cut").exit_code == 0
     assert gateway.asked[-1][0] == "/api/v1/flights?limit=20&capability=a%2Fb&end=cut"
+    unknown = tidegate("flights", "--end", "stoped")
+    assert (unknown.exit_code, "Did you mean 'stop'?" in unknown.stderr) == (2, True)
 
 
 # -- settings --

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
@@ -377,9 +377,13 @@ def flights(
     """List the newest requests."""
     import msgspec
 
+    from tidegate.core.chunk import End
+    from tidegate.core.plugins import nearest
     from tidegate.telemetry.health import is_bad
     from tidegate.terminal import render_flights
 
+    if end is not None and end not in get_args(End):
+        raise click.BadParameter(f"No flight ends with {end!r}. {nearest(end, get_args(End))}", param_hint="--end")
     query = {"limit": str(500 if bad else limit), "capability": capability, "end": end}
     body = _ask("/api/v1/flights", {name: value for name, value in query.items() if value}, url, key, config, sets)
     records = [record for record in _decoded(body, _flight_list()).flights if is_bad(record) or not bad][:limit]
