@@ -174,14 +174,15 @@ def test_ingest_hands_on_everything_and_sums_up(app: SimpleNamespace) -> None:
         app.calls.append(([str(path) for path in paths], collection, tags, prune, str(base)))
         progress(Progress(0, 1, "/d/[a].md", "reading"))
         progress(Progress(1, 1, "/d/[a].md", "stored", 3))
-        failed = [("/d/b.pdf", "It is encrypted.")]
+        failed = [("/d/b.pdf", "It is encrypted."), ("/d/\x07\x9b31m.pdf", "It is\r\nempty.")]
         return IngestReport(stored=["/d/a.md"], skipped=[("/d/.x", "hidden")], failed=failed, passages=3, seconds=0.5)
 
     app.ingest = ingest
     result = tidegate("ingest", "d", "--collection", "c", "--tag", "lang=en", "--tag", "a=b=c", "--prune", "--base", "d")
     assert app.calls == [(["d"], "c", {"lang": "en", "a": "b=c"}, True, "d")]
     assert "failed: /d/b.pdf: It is encrypted." in result.output
-    assert "1 stored (3 passages), 0 unchanged, 1 skipped, 1 failed, in 0.5 s" in result.output
+    assert "failed: /d/··31m.pdf: It is··empty." in result.output, "a file's name cannot steer the terminal"
+    assert "1 stored (3 passages), 0 unchanged, 1 skipped, 2 failed, in 0.5 s" in result.output
     assert result.exit_code == 1
     assert json.loads(tidegate("ingest", "d", "--json").stdout)["passages"] == 3
 

@@ -217,23 +217,27 @@ def _progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
+    from tidegate.terminal import plain
+
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Bar(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty()) as bar:
         task = bar.add_task("looking for documents", total=None)
 
         def progress(now: Progress) -> None:
             passages = f", {now.passages} passages" if now.passages else ""
-            bar.update(task, completed=now.done, total=now.total, description=escape(f"{now.step} {Path(now.path).name}{passages}"))
+            bar.update(task, completed=now.done, total=now.total, description=escape(plain(f"{now.step} {Path(now.path).name}{passages}")))
 
         yield progress
 
 
 def _say_report(report: IngestReport) -> None:
+    from tidegate.terminal import plain
+
     for word, found in (("failed", report.failed), ("skipped", report.skipped), ("note", report.notes)):
         for path, why in found:
-            click.echo(f"{word}: {path}: {why}")
+            click.echo(plain(f"{word}: {path}: {why}"))
     for path in report.vanished:
-        click.echo(f"{'removed' if report.pruned else 'gone, still searchable (--prune removes it)'}: {path}")
+        click.echo(plain(f"{'removed' if report.pruned else 'gone, still searchable (--prune removes it)'}: {path}"))
     click.echo(
         f"{len(report.stored)} stored ({report.passages} passages), {len(report.unchanged)} unchanged, {len(report.skipped)} skipped, "
         f"{len(report.failed)} failed, in {report.seconds:.1f} s"
@@ -252,8 +256,8 @@ def keys() -> None:
 @click.option("--tenant", default="default", show_default=True, help="Whose key it is.")
 @click.option("--role", type=click.Choice(["data", "admin"]), default="data", show_default=True, help="data asks models, admin manages.")
 @click.option("--name", default="", help="A name for people.")
-@click.option("--rpm", type=click.IntRange(0), default=0, help="Requests per minute; 0: limits.requests_per_minute applies.")
-@click.option("--tpm", type=click.IntRange(0), default=0, help="Tokens per minute; 0: limits.tokens_per_minute applies.")
+@click.option("--rpm", type=click.IntRange(0, 2**31 - 1), default=0, help="Requests per minute; 0: limits.requests_per_minute applies.")
+@click.option("--tpm", type=click.IntRange(0, 2**31 - 1), default=0, help="Tokens per minute; 0: limits.tokens_per_minute applies.")
 @settings_options
 def create_key(tenant: str, role: str, name: str, rpm: int, tpm: int, config: Path | None, sets: tuple[str, ...]) -> None:
     """Make a key and print it: once, on stdout, alone; what it is goes to stderr."""

@@ -188,7 +188,12 @@ def render_flights(records: Sequence[FlightRecord]) -> RenderableType:
 
 def printable(said: str, style: str = "") -> Text:
     """Text from outside (a model's name is what a caller wrote): no control characters, so that it cannot steer the terminal."""
-    return Text("".join(char if char.isprintable() else "·" for char in said), style)
+    return Text(plain(said), style)
+
+
+def plain(said: str) -> str:
+    """The same as a string. Names of files come from outside, too."""
+    return "".join(char if char.isprintable() else "·" for char in said)
 
 
 def ms(ns: int) -> str:

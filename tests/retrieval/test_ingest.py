@@ -279,3 +279,15 @@ async def test_a_store_that_is_down_ends_the_run_and_the_next_goes_on(run: Run, 
     embedder.down_after = 1_000_000
     report = await run(folder)
     assert (len(report.unchanged), len(report.stored)) == (1, 1)
+
+
+async def test_a_name_that_is_not_utf8_is_reported_and_stops_nobody(run: Run, folder: Path) -> None:
+    """A file whose name no database can hold fails alone, with a reason that can be printed."""
+    inner = folder / os.fsdecode(b"f\xff")
+    inner.mkdir()
+    for path in (folder / os.fsdecode(b"bad\xff.md"), inner / "inner.md"):
+        path.write_text("hello")
+    report = await run(folder)
+    assert len(report.stored) == 2
+    assert [why for _, why in report.failed] == ["its name is not UTF-8: rename it, for documents are known by their names"] * 2
+    assert all(path.encode() for path, _ in report.failed)

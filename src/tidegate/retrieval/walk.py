@@ -36,17 +36,22 @@ def walk(paths: Iterable[Path], suffixes: Collection[str]) -> Found:
     return found
 
 
+def shown(path: Path | str) -> str:
+    """A path as text that can be printed and stored: a name is bytes, and not always UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
 def _is_dir(path: Path, found: Found) -> bool:
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except OSError as error:
-        found.failed.append((str(path), _why(error)))
+        found.failed.append((shown(path), _why(error)))
         return False
 
 
 def _files(root: Path, found: Found, seen: set[tuple[int, int]]) -> Iterator[Path]:
     def unreadable(error: OSError) -> None:
-        found.failed.append((str(error.filename), f"folder not read: {_why(error)}"))
+        found.failed.append((shown(error.filename), f"folder not read: {_why(error)}"))
 
     for folder, subfolders, files in os.walk(root, onerror=unreadable, followlinks=True):
         if not _first_visit(folder, seen):
@@ -68,16 +73,20 @@ def _take(file: Path, suffixes: Collection[str], found: Found, seen: set[tuple[i
     try:
         status = file.stat()
     except OSError as error:
-        found.failed.append((str(file), _why(error)))
+        found.failed.append((shown(file), _why(error)))
         return
     suffix = file.suffix.lower()
     if not stat.S_ISREG(status.st_mode):
-        found.skipped.append((str(file), "not a regular file"))
+        found.skipped.append((shown(file), "not a regular file"))
     elif suffix not in suffixes:
         kind = f"no loader for {suffix}" if suffix else "no suffix"
-        found.skipped.append((str(file), f"{kind} (known: {', '.join(sorted(suffixes))})"))
+        found.skipped.append((shown(file), f"{kind} (known: {', '.join(sorted(suffixes))})"))
     elif _add(seen, (status.st_dev, status.st_ino)):
-        found.files.append(file.resolve())
+        real = file.resolve()
+        if str(real) == shown(real):
+            found.files.append(real)
+        else:
+            found.failed.append((shown(real), "its name is not UTF-8: rename it, for documents are known by their names"))
 
 
 def _add(seen: set[tuple[int, int]], key: tuple[int, int]) -> bool:
