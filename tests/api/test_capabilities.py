@@ -88,6 +88,7 @@ def test_an_input_that_breaks_its_contract_is_422(house: House, body: dict[str, 
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (422, "input_invalid", param)
     assert says in error["message"]
+    assert "parse" in [part for part, _ in house.flight(error["trace_id"])["laps"]]
     assert house.stats()["requests"] == before
 
 

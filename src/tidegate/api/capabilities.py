@@ -35,9 +35,11 @@ class CapabilityRoute:
         body = await exchange.body()
         ask = exchange.new_ask(caller)
         ask.capability = self._capability.path
-        ask.input = decode_object(body)
-        self._capability.check_input(ask.input)
-        ask.flight.lap("parse")
+        try:
+            ask.input = decode_object(body)
+            self._capability.check_input(ask.input)
+        finally:  # a body that is refused took its time too
+            ask.flight.lap("parse")
         ticket = self._limits.admit(caller, len(body) // 4 + self._capability.manifest.generate.max_tokens)
         ask.flight.lap("limits")
         ask.stream = ask.flight.stream = _accepts_events(exchange)
