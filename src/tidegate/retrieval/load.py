@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from pathlib import Path
 
 import msgspec
 
 from tidegate.core.errors import DocumentUnreadable
 from tidegate.retrieval.load_child import LENGTH_BYTES, Outcome
 from tidegate.retrieval.loaded import Bounds, Loaded
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+#: Seconds between two looks at the memory of a child that reads.
+_LOOK_S = 0.02
 
 
 class Loader:
@@ -24,6 +30,7 @@ class Loader:
         self.bounds = bounds or Bounds()
         self._child: Process | None = None
         self._served = 0
+        self._outgrown = False
 
     async def __aenter__(self) -> Loader:
         return self
@@ -49,6 +56,8 @@ class Loader:
     async def _try(self, path: str) -> Outcome:
         child = self._child = self._child or await self._start()
         healthy = False
+        self._outgrown = False
+        watching = asyncio.create_task(self._watch_memory(child))
         try:
             async with asyncio.timeout(self.bounds.seconds):
                 outcome = await self._exchange(child, path)
@@ -60,7 +69,7 @@ class Loader:
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await child.wait()
             # Native code that runs out of memory aborts instead of raising.
-            if code == -signal.SIGABRT:
+            if self._outgrown or code == -signal.SIGABRT:
                 return Outcome(None, "memory")
             if code >= 0:
                 see = f"See why: {sys.executable} -m tidegate.retrieval.load_child </dev/null"
@@ -68,8 +77,20 @@ class Loader:
             died = signal.Signals(-code).name
             return _unreadable(f"The file made its reader crash ({died}).", "It may be damaged on purpose. Export it again.")
         finally:
+            watching.cancel()
             if not healthy:
                 await self._stop()
+
+    async def _watch_memory(self, child: Process) -> None:
+        """Kill the child as soon as it holds more memory than it may. Not left to a limit of the kernel's alone: an interpreter that can
+        allocate nothing at all does not always get as far as its MemoryError, it may spin for ever on the way there."""
+        statm = Path(f"/proc/{child.pid}/statm")
+        while child.returncode is None:
+            if _resident_bytes(statm) > self.bounds.memory_bytes:
+                self._outgrown = True
+                child.kill()
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def _exchange(self, child: Process, path: str) -> Outcome:
         assert child.stdin is not None
@@ -92,6 +113,13 @@ class Loader:
         if child is not None and child.returncode is None:
             child.kill()
             await child.wait()
+
+
+def _resident_bytes(statm: Path) -> int:
+    try:
+        return int(statm.read_bytes().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):  # the process has just ended
+        return 0
 
 
 def _unreadable(message: str, hint: str) -> Outcome:

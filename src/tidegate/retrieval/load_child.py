@@ -24,6 +24,8 @@ from tidegate.retrieval.loaded import Bounds, Load, Loaded
 SOCKET = "tidegate.retrieval.loaders"
 LENGTH_BYTES = 4
 _PR_SET_PDEATHSIG = 1
+#: Address space that a reader may take, in times of the memory that it may hold. The parent sees to the memory; this stops one huge allocation.
+_ROOM = 4
 
 
 class Outcome(msgspec.Struct, omit_defaults=True):
@@ -75,8 +77,8 @@ def main() -> None:
     limit = None
     while frame := _read_frame(sys.stdin.buffer):
         path, bounds = msgspec.msgpack.decode(frame, type=tuple[str, Bounds])
-        if limit != bounds.memory_bytes:
-            limit = bounds.memory_bytes
+        if limit != bounds.memory_bytes * _ROOM:
+            limit = bounds.memory_bytes * _ROOM
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
         answer = msgspec.msgpack.encode(read(loaders, path, bounds))
         answers.write(len(answer).to_bytes(LENGTH_BYTES, "big") + answer)
