@@ -291,3 +291,14 @@ async def test_a_name_that_is_not_utf8_is_reported_and_stops_nobody(run: Run, fo
     assert len(report.stored) == 2
     assert [why for _, why in report.failed] == ["its name is not UTF-8: rename it, for documents are known by their names"] * 2
     assert all(path.encode() for path, _ in report.failed)
+
+
+@pytest.mark.parametrize(
+    "text", ["```\n\n```\n", "# \n", "# Only a heading", "<!-- x -->", "![](x.png)", "|a|\n|-|\n", "\u200b\u200b", "\f", "---", "`" * 5000]
+)
+async def test_a_document_without_a_word_stops_nobody(run: Run, folder: Path, text: str) -> None:
+    """Whatever its marks, a document either has passages or is reported; the others are read."""
+    (folder / "none.md").write_text(text)
+    report = await run(folder)
+    assert len(report.stored) + len(report.failed) == 3
+    assert all("none.md" in path for path, _ in report.failed)

@@ -143,6 +143,8 @@ class _Job:
     ) -> Step:
         loaded = msgspec.structs.replace(loaded, title=loaded.title[:TITLE_CHARS])
         passages = await chunk.chunk(loaded, self.embedder.count_tokens, self.size)
+        if not passages:  # whatever the loader took for a block
+            raise DocumentUnreadable("The document holds no text.")
         vectors = await self._embed(loaded.title, passages, said, progress)
         tags = {**_language(passages), **loaded.tags, **self.tags}
         document = Document(
