@@ -19,6 +19,7 @@ from tidegate.core.errors import LocalPartError
 from tidegate.core.keys import hash_key
 from tidegate.local.plan import Command, Note, Running, UpPlan, ask_engine
 from tidegate.local.up import up as run_up
+from tidegate.pipeline.capability import load_all
 from tidegate.retrieval.embedder_client import EmbedderClient
 from tidegate.retrieval.ingest import ingest
 from tidegate.settings import Settings
@@ -30,6 +31,7 @@ QUESTION = "How long do I have to report a car accident?"
 
 def up(settings: Settings, *, port_by_hand: bool) -> int:
     """`tidegate up`: every part on this machine, until Ctrl-C."""
+    load_all(settings.capabilities.folders)  # a broken one is said before anything starts
     home = _Home(settings, Path(__file__).parent / "examples")
     plan = UpPlan(
         settings=settings.local, gateway=home.gateway, host=settings.server.host, port=settings.server.port, port_by_hand=port_by_hand,

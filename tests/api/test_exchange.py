@@ -56,6 +56,6 @@ async def test_text_that_cannot_be_kept_stops_no_answer(failure: Exception, stre
     house = House(KeyRing(Memory(), {}, refresh_s=1.0), [notes], b"secret", seal, 1000, 10.0)
     await Exchange(house, {"path": "/v1/x", "method": "POST", "headers": []}, receive, send).run(route)
     assert sent[0]["status"] == 200
-    assert sent[-1]["body"] == (b"last" if stream else b'"words"')
+    assert sent[-1]["body"] == (b"last" if stream else b'"words"\n')
     [(record, kept)] = notes.given
     assert (record.end, record.http_status, record.kept, kept) == ("stop", 200, False, None)

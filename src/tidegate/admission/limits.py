@@ -115,7 +115,7 @@ class Limits:
 
 def _limited(what: str, bucket: Bucket, wait_s: float) -> RateLimited:
     return RateLimited(
-        f"This key may use {bucket.per_minute} {what} per minute, and they are used up.",
+        f"This key's limit of {bucket.per_minute} {what} per minute is used up.",
         hint=f"Try again in {wait_s:.1f} s, or ask the operator for a higher limit.",
         retry_after_s=wait_s,
     )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -17,6 +17,7 @@ from tidegate.api.auth import KeyRing, need_admin, no_key, presented_key
 from tidegate.api.errors import error_body
 from tidegate.api.page.session import session_caller
 from tidegate.core.ask import Caller
+from tidegate.core.chunk import End
 from tidegate.core.errors import BadRequest, BodyTooLarge, MethodNotAllowed, NotFound, TidegateError
 from tidegate.core.flight import FlightRecord, new_flight_id
 from tidegate.core.keys import hash_key, new_key, new_key_id
@@ -85,7 +86,7 @@ def _routes(deps: ControlDeps) -> APIRouter:
     @router.get("/health", summary="Figures, and what they mean")
     async def health() -> Response:
         body = await deps.health()
-        return Response(msgspec.json.encode(body), 503 if body.get("status") == "down" else 200, media_type="application/json")
+        return _json(body, 503 if body.get("status") == "down" else 200)
 
     @router.get("/metrics", summary="Prometheus")
     async def metrics() -> Response:
@@ -97,11 +98,13 @@ def _routes(deps: ControlDeps) -> APIRouter:
         who: Annotated[Caller, Depends(caller)], limit: int = 50, before: str | None = None, capability: str | None = None,
         end: str | None = None,
     ) -> Response:
+        if end is not None and end not in get_args(End):
+            raise BadRequest(f"No flight ends with {end[:40]!r}.", hint=nearest(end, get_args(End)), param="end")
         if not 1 <= limit <= 500:
             raise BadRequest("`limit` is not between 1 and 500.", hint="Page with `before`.", param="limit")
         tenant = None if who.role == "admin" else who.tenant
         records = await newest(deps, tenant, capability, end, before, limit)
-        return Response(msgspec.json.encode({"flights": records}), media_type="application/json")
+        return _json({"flights": records})
 
     @router.get("/api/v1/flights/{flight_id}", summary="One flight")
     async def flight(flight_id: str, who: Annotated[Caller, Depends(caller)], text: bool = False) -> Response:
@@ -112,7 +115,7 @@ def _routes(deps: ControlDeps) -> APIRouter:
         if text and record.kept and record.tenant == who.tenant:
             kept = await deps.flights.get_kept(flight_id)
             body["text"] = deps.open_sealed(flight_id, kept.sealed) if kept else None
-        return Response(msgspec.json.encode(body), media_type="application/json")
+        return _json(body)
 
     @router.get("/api/v1/capabilities", summary="The capabilities and their contracts")
     async def capabilities(who: Annotated[Caller, Depends(caller)]) -> Response:
@@ -123,19 +126,19 @@ def _routes(deps: ControlDeps) -> APIRouter:
             }
             for item in deps.capabilities.values()
         ]
-        return Response(msgspec.json.encode({"capabilities": rows}), media_type="application/json")
+        return _json({"capabilities": rows})
 
     @router.get("/api/v1/keys", summary="All keys, without the keys")
     async def list_keys(who: Annotated[Caller, Depends(admin)]) -> Response:
         rows = [{**msgspec.to_builtins(key), "sha256": key.sha256[:12]} for key in await deps.key_store.list_keys()]
-        return Response(msgspec.json.encode({"keys": rows}), media_type="application/json")
+        return _json({"keys": rows})
 
     @router.post("/api/v1/keys", status_code=201, summary="A new key, shown once")
     async def create_key(wanted: NewKey, who: Annotated[Caller, Depends(admin)]) -> Response:
         key, record = make_key(wanted)
         await deps.key_store.add_key(record)
         await deps.keys.refresh()
-        return Response(msgspec.json.encode({"id": record.id, "key": key, "tenant": record.tenant}), 201, media_type="application/json")
+        return _json({"id": record.id, "key": key, "tenant": record.tenant}, 201)
 
     @router.delete("/api/v1/keys/{key_id}", summary="Revoke a key")
     async def revoke_key(key_id: str, who: Annotated[Caller, Depends(admin)]) -> Response:
@@ -145,6 +148,11 @@ def _routes(deps: ControlDeps) -> APIRouter:
         return Response(status_code=204)
 
     return router
+
+
+def _json(body: object, status: int = 200) -> Response:
+    """JSON that ends its line, for whoever reads it in a terminal."""
+    return Response(msgspec.json.encode(body) + b"\n", status, media_type="application/json")
 
 
 def make_key(wanted: NewKey) -> tuple[str, KeyRecord]:

@@ -181,7 +181,8 @@ class Exchange:
     # -- out
 
     async def json(self, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
-        """The whole answer. The flight is booked before the bytes leave."""
+        """The whole answer, and a line's end for whoever reads it in a terminal. The flight is booked before the bytes leave."""
+        body += b"\n"
         self.flight.lap("respond")
         self._book(self.flight.end, status)
         self.started = self.done = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -46,10 +46,12 @@ class GenerationRoute:
         caller = await asking(exchange)
         body = await exchange.body()
         ask = exchange.new_ask(caller)
-        self._parse(ask, body)
+        try:
+            self._parse(ask, body)
+        finally:
+            ask.flight.lap("parse")  # also of a body that is refused
         call = ask.call
         assert call is not None
-        ask.flight.lap("parse")
         ticket = self._limits.admit(caller, estimate_prompt_tokens(call) + _answer_tokens(call.body))
         ask.flight.lap("limits")
         exchange.watch()
@@ -187,46 +189,61 @@ class EmbeddingRoute:
         exchange.need_post()
         caller = await asking(exchange)
         body = await exchange.body()
-        fields = decode_object(body)
-        check_fields(fields, EMBEDDING)
-        texts = _texts(fields.get("input"))
-        encoding = fields.get("encoding_format", "float")
-        if encoding not in ("float", "base64"):
-            raise BadRequest("`encoding_format` is neither `float` nor `base64`.", hint="Leave it out for `float`.", param="encoding_format")
-        kind = fields.get("input_type", "query")
-        if kind not in ("query", "passage"):
-            raise BadRequest("`input_type` is neither `query` nor `passage`.", hint="Leave it out for `query`.", param="input_type")
-        if self._embedder is None:
-            raise StoreDown("This gateway has no embedder.", hint="Set [embedder], or start it with `tidegate up`.")
         ask = exchange.new_ask(caller)
         flight = ask.flight
+        try:
+            wanted = _wanted(body)
+        finally:
+            flight.lap("parse")
+        if self._embedder is None:
+            raise StoreDown("This gateway has no embedder.", hint="Set [embedder], or start it with `tidegate up`.")
         flight.model = self._embedder.model
-        flight.lap("parse")
         ticket = self._limits.admit(caller, len(body) // 4 + 1)
         flight.lap("limits")
         exchange.watch()
         try:
-            await self._answer(exchange, ask, self._embedder, texts, encoding, kind)
+            await self._answer(exchange, ask, self._embedder, wanted)
         finally:
             settle(ticket, exchange)
 
-    async def _answer(
-        self, exchange: Exchange, ask: Ask, embedder: Embedder, texts: list[str], encoding: str, kind: Literal["query", "passage"]
-    ) -> None:
+    async def _answer(self, exchange: Exchange, ask: Ask, embedder: Embedder, wanted: Wanted) -> None:
         flight = ask.flight
-        counts = await embedder.count_tokens(texts)
-        vectors = await embedder.embed(texts, kind)
+        try:
+            counts = await embedder.count_tokens(wanted.texts)
+            vectors = await embedder.embed(wanted.texts, wanted.kind)
+        finally:
+            flight.lap("embed")
         flight.engine = "embedder"
         flight.usage = Usage(sum(counts), 0)
         flight.end = "stop"
-        flight.lap("embed")
-        rows: Sequence[Any] = [base64.b64encode(row.tobytes()).decode() for row in vectors] if encoding == "base64" else vectors.tolist()
+        rows: Sequence[Any] = vectors.tolist() if wanted.floats else [base64.b64encode(row.tobytes()).decode() for row in vectors]
         await exchange.json(200, msgspec.json.encode({
             "object": "list",
             "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
             "model": embedder.model,
             "usage": {"prompt_tokens": flight.usage.prompt_tokens, "total_tokens": flight.usage.prompt_tokens},
         }))
+
+
+class Wanted(NamedTuple):
+    """What an embedding request asks for."""
+
+    texts: list[str]
+    floats: bool
+    kind: Literal["query", "passage"]
+
+
+def _wanted(body: bytes) -> Wanted:
+    fields = decode_object(body)
+    check_fields(fields, EMBEDDING)
+    texts = _texts(fields.get("input"))
+    encoding = fields.get("encoding_format", "float")
+    if encoding not in ("float", "base64"):
+        raise BadRequest("`encoding_format` is neither `float` nor `base64`.", hint="Leave it out for `float`.", param="encoding_format")
+    kind = fields.get("input_type", "query")
+    if kind not in ("query", "passage"):
+        raise BadRequest("`input_type` is neither `query` nor `passage`.", hint="Leave it out for `query`.", param="input_type")
+    return Wanted(texts, encoding == "float", kind)
 
 
 def _texts(given: Any) -> list[str]:

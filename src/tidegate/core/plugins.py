@@ -10,6 +10,8 @@ from types import ModuleType
 
 from tidegate.core.errors import SettingsError
 
+_MOST_LISTED = 20
+
 
 def names(package: str) -> list[str]:
     """Names of the plug-ins in `package` (e.g. "tidegate.engines.adapters"), sorted; the plug-ins are not imported."""
@@ -26,7 +28,9 @@ def load(package: str, name: str) -> ModuleType:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the nearest known one if any is near, and the list of all."""
+    """A hint for an unknown name: the nearest known one if any is near, and the list of all, unless that is long and would bury it."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
+    if near and len(known) > _MOST_LISTED:
+        return f"Did you mean {near[0]!r}?"
     return (f"Did you mean {near[0]!r}? " if near else "") + "Known: " + ", ".join(known) + "."

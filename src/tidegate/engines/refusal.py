@@ -11,6 +11,11 @@ import msgspec
 
 from tidegate.core.errors import ContextTooLong, EngineError, EngineRefused, TidegateError
 
+_HINTS = {
+    404: "Does the engine serve this model under this name? See models of [engines.NAME].",
+    429: "The engine is at its limit. Come back after Retry-After, or ask for less.",
+    503: "The engine is busy or not ready. Try again shortly; see /health.",
+}
 #: How much of an engine's message is passed on.
 _MAX_MESSAGE = 2000
 
@@ -34,6 +39,7 @@ def refusal(label: str, status: int, headers: Mapping[bytes, bytes], body: bytes
         f"{label} refused the request ({status}): {message}",
         engine_status=status,
         engine_code=code_of(error),
+        hint=_HINTS.get(status, "The engine's own words say what it minds." if status < 500 else "See the engine's log, and /health."),
         param=param if isinstance(param, str) else None,
         retry_after_s=retry_after_s(headers.get(b"retry-after")),
     )
