@@ -23,7 +23,7 @@ COMMANDS = frozenset({"bash", "console", "python"})
 #: Languages that are data: checked to be what they say they are.
 DATA = frozenset({"toml", "json", "jsonl"})
 #: Languages that are only shown.
-SHOWN = frozenset({"text", "jinja", "sql", "nginx", "yaml", "markdown"})
+SHOWN = frozenset({"text", "jinja", "sql", "nginx", "yaml", "markdown", "ini"})
 
 
 @dataclass(frozen=True)
