@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pytest
 
 import tidegate.stores
-from tidegate.core.errors import StoreDown, TidegateError
+from tidegate.core.errors import SettingsError, StoreDown, TidegateError
 from tidegate.stores.down import translate, where
+from tidegate.stores.migrate import migrate
 from tidegate.stores.queries import parse, queries
+from tidegate.stores.settings import StoreSettings
+from tidegate.stores.systems.postgres import Postgres
 
 ROOM = Path(tidegate.stores.__file__).parent
 
@@ -63,3 +67,18 @@ def test_errors_say_the_way_out() -> None:
     assert isinstance(translate(psycopg.errors.DiskFull("x"), ""), StoreDown)
     refused = translate(psycopg.errors.UntranslatableCharacter("x"), "")
     assert type(refused) is TidegateError
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:geheim@[::bad/x", "postgresql://u:geheim%zz@h/x", "postgresql://u:geheim@h/x?bogus=1", "mysql://u:geheim@h/x",
+        "host=h password='geheim", "geheim",
+    ],
+)
+@pytest.mark.parametrize("use", [migrate, lambda dsn: Postgres(StoreSettings(dsn=dsn))])
+def test_a_dsn_that_cannot_be_read_is_refused_without_being_quoted(dsn: str, use: Callable[[str], object]) -> None:
+    """libpq quotes a broken DSN in its errors, which end in logs and /health: it is refused before, in words of ours."""
+    with pytest.raises(SettingsError, match=r"store\.dsn") as caught:
+        use(dsn)
+    assert "geheim" not in f"{caught.value} {caught.value.hint} {caught.value.__cause__}"

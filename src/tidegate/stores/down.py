@@ -6,7 +6,7 @@ import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
-from tidegate.core.errors import StoreDown, TidegateError
+from tidegate.core.errors import SettingsError, StoreDown, TidegateError
 
 _OTHER_SCHEMA = (
     errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName, errors.UndefinedObject, errors.UndefinedFunction,
@@ -21,6 +21,17 @@ def where(dsn: str) -> str:
         return "the database of store.dsn (which cannot be read)"
     host = parts.get("host") or parts.get("hostaddr") or "the default socket"
     return f"{parts.get('dbname') or 'the default database'} at {host}:{parts.get('port') or 5432}"
+
+
+def check_dsn(dsn: str) -> None:
+    """Raises SettingsError where libpq cannot read a DSN. What libpq says of it quotes the DSN, password included, so it is not told."""
+    try:
+        conninfo_to_dict(dsn)
+    except psycopg.Error:
+        raise SettingsError(
+            "store.dsn cannot be read as a PostgreSQL DSN.",
+            hint="Write postgresql://USER:PASSWORD@HOST:5432/DATABASE (special characters as %XX), or host=HOST dbname=DATABASE.",
+        ) from None
 
 
 def first_line(error: BaseException) -> str:

@@ -24,7 +24,7 @@ from yoyo.backends.core.postgresql import PostgresqlPsycopgBackend
 from yoyo.connections import parse_uri
 
 from tidegate.core.errors import SettingsError, StoreDown
-from tidegate.stores.down import first_line, translate, where
+from tidegate.stores.down import check_dsn, first_line, translate, where
 
 #: Any number that no other program on the same database takes for its advisory lock: "tidegate" in ASCII.
 LOCK = int.from_bytes(b"tidegate") >> 1
@@ -72,6 +72,7 @@ def migrate(dsn: str) -> list[str]:
     Safe to call from several processes at once, and after one was killed in the middle. Raises StoreDown where the database cannot be
     reached or another process migrates for too long, SettingsError where it cannot carry the schema (no pgvector, no rights).
     """
+    check_dsn(dsn)
     try:
         backend = _Backend(dsn)
     except psycopg.Error as error:

@@ -28,7 +28,7 @@ from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import FlightJson, KeptText, KeyRecord, Vectors
 from tidegate.stores.clean import clean_struct, clean_text, clean_value
-from tidegate.stores.down import first_line, translate, where
+from tidegate.stores.down import check_dsn, first_line, translate, where
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
 from tidegate.stores.queries import queries
 from tidegate.stores.settings import StoreSettings
@@ -48,9 +48,12 @@ logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
 class Postgres:
-    """One pool per event loop and process. Not to be shared between processes; make it before or after a fork, use it after."""
+    """One pool per event loop and process. Not to be shared between processes; make it before or after a fork, use it after.
+
+    Raises SettingsError for a DSN that cannot be read."""
 
     def __init__(self, settings: StoreSettings) -> None:
+        check_dsn(settings.dsn)
         self.settings = settings
         self.place = where(settings.dsn)
         self._pool: AsyncConnectionPool[Link] | None = None
