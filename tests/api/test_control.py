@@ -169,3 +169,23 @@ def test_the_whole_is_no_longer_than_the_client_waited(house: House) -> None:
     flight_id = house.chat("##t=50,n=3##").headers["x-request-id"]
     waited_ns = time.perf_counter_ns() - began_ns
     assert 50_000_000 <= house.flight(flight_id)["whole_ns"] <= waited_ns
+
+
+async def test_an_unexpected_error_has_our_shape() -> None:
+    """Whatever breaks inside, the caller gets a code and a trace_id, and nothing of what broke."""
+    from fastapi import FastAPI
+
+    from tidegate.api.control import _say_errors
+
+    app = FastAPI()
+    _say_errors(app)
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise ValueError("a secret")
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answer = await client.get("/broken")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+    assert "secret" not in answer.text

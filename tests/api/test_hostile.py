@@ -189,3 +189,20 @@ def test_paths_that_a_caller_made_up_are_no_metrics(house: House) -> None:
             client.get(f"/v1/made-up-{n}")
         told = client.get("/metrics").text
     assert "made-up" not in told
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "messages[0].content"),
+        ({"tools": [1]}, "tools"), ({"functions": ["x"]}, "functions"), ({"stop": [1]}, "stop"), ({"stop": [["x"]]}, "stop"),
+    ],
+)
+def test_wrong_types_deep_inside_are_the_callers_mistake(house: House, fields: dict[str, Any], param: str) -> None:
+    """What engines answer with a 500 is said before, with the place that is wrong."""
+    with house.client() as client:
+        answer = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -1,5 +1,6 @@
 """The control plane: health, metrics, flights, capabilities, keys. Plain FastAPI; nothing here is on the path of an answer."""
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from tidegate.core.keys import hash_key, new_key, new_key_id
 from tidegate.core.plugins import nearest
 from tidegate.core.ports import FlightStore, KeyRecord, KeyStore, LiveFlights
 from tidegate.pipeline.capability import Capability
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,13 @@ def _say_errors(app: FastAPI) -> None:
     @app.exception_handler(TidegateError)
     async def known(request: Request, error: TidegateError) -> JSONResponse:
         return answer(error)
+
+    @app.exception_handler(Exception)  # the last door: the server logs the traceback, the caller gets our shape
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        wrong = TidegateError("Something went wrong inside Tidegate.", hint="Give the operator this trace_id.")
+        trace_id = new_flight_id(time.time_ns())
+        log.error("unexpected error in %s, trace_id %s", request.url.path[:200], trace_id)
+        return JSONResponse(error_body(wrong, trace_id), 500)
 
     @app.exception_handler(HTTPException)
     async def plain(request: Request, error: HTTPException) -> JSONResponse:

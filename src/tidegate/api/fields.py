@@ -104,13 +104,29 @@ def check_messages(messages: Any) -> None:
         if isinstance(content, str):
             continue
         if isinstance(content, list):
-            if content and all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content):
+            if content and all(_is_part(part) for part in content):
                 continue
-        elif content is None and (message.get("tool_calls") or message.get("function_call") or message.get("refusal")):
+        elif content is None and (_is_list_of(message.get("tool_calls"), dict) or message.get("function_call") or message.get("refusal")):
             continue
         raise BadRequest(
             f"`{where}.content` must be text or a list of parts.", hint='A part is {"type": "text", "text": "..."}.', param=f"{where}.content"
         )
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("type"), str) and (part["type"] != "text" or isinstance(part.get("text"), str))
+
+
+def _is_list_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, kind) for item in value)
+
+
+def check_lists(fields: dict[str, Any]) -> None:
+    """Raises BadRequest for a list that holds what engines choke on."""
+    for name, kind, what in (("tools", dict, "objects"), ("functions", dict, "objects"), ("stop", str, "texts"), ("stop_token_ids", int, "numbers")):
+        value = fields.get(name)
+        if isinstance(value, list) and not all(isinstance(item, kind) for item in value):
+            raise BadRequest(f"`{name}` must be a list of {what}.", hint="docs/openai.md lists the fields and their types.", param=name)
 
 
 def check_prompt(prompt: Any) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from tidegate.admission.limits import Limits, Ticket
 from tidegate.api.exchange import MOST_NAME_CHARS, Exchange, asking
-from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check_messages, check_prompt, decode_object
+from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check_lists, check_messages, check_prompt, decode_object
 from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import BadRequest, MethodNotAllowed, StoreDown
@@ -66,6 +66,7 @@ class GenerationRoute:
     def _parse(self, ask: Ask, body: bytes) -> None:
         fields = decode_object(body)
         check_fields(fields, self._fields)
+        check_lists(fields)
         if self._kind == "chat":
             check_messages(fields.get("messages"))
         else:
@@ -197,6 +198,9 @@ class EmbeddingRoute:
             flight.lap("parse")
         if self._embedder is None:
             raise StoreDown("This gateway has no embedder.", hint="Set [embedder], or start it with `tidegate up`.")
+        if wanted.dimensions not in (None, self._embedder.dimensions):
+            said = f"The vectors here have {self._embedder.dimensions} numbers, no other number can be asked for."
+            raise BadRequest(said, hint="Leave `dimensions` out.", param="dimensions")
         flight.model = self._embedder.model
         ticket = self._limits.admit(caller, len(body) // 4 + 1)
         flight.lap("limits")
@@ -231,6 +235,7 @@ class Wanted(NamedTuple):
     texts: list[str]
     floats: bool
     kind: Literal["query", "passage"]
+    dimensions: int | None
 
 
 def _wanted(body: bytes) -> Wanted:
@@ -243,7 +248,7 @@ def _wanted(body: bytes) -> Wanted:
     kind = fields.get("input_type", "query")
     if kind not in ("query", "passage"):
         raise BadRequest("`input_type` is neither `query` nor `passage`.", hint="Leave it out for `query`.", param="input_type")
-    return Wanted(texts, encoding == "float", kind)
+    return Wanted(texts, encoding == "float", kind, fields.get("dimensions"))
 
 
 def _texts(given: Any) -> list[str]:
