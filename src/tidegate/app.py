@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -60,6 +61,7 @@ from tidegate.telemetry.recent import RecentFlights
 log = logging.getLogger(__name__)
 
 _LAST_DRAIN_S = 5.0
+_MOST_FILES = 65_536
 _FIGURES_KEPT_NS = 500_000_000
 PARTS = "run/parts.json"
 
@@ -219,8 +221,17 @@ def _stages(capability: Capability, parts: Parts) -> list[Any]:
 def serve(settings: Settings, fd: int | None = None) -> int:
     """`tidegate serve`: the gateway alone, until SIGINT or SIGTERM. `fd`: a listening socket that a supervisor hands over."""
     configure(settings.log)
+    _allow_many_connections()
     uvloop.run(_serve(settings, fd))
     return 0
+
+
+def _allow_many_connections() -> None:
+    """A stream takes two file descriptors, and the usual soft limit of 1024 is there for programs that use `select`, which we do not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(settings: Settings, fd: int | None) -> None:

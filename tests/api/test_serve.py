@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import threading
@@ -150,3 +151,17 @@ def test_who_sends_no_whole_request_is_let_go(house: House, postgres_dsn: str, t
             while connection.recv(65536):  # a time-out here is the failure
                 pass
     stop(process)
+
+
+def test_a_thousand_streams_fit_under_the_usual_limit_of_files(house: House, postgres_dsn: str, tmp_path: Path) -> None:
+    """Started with a soft limit of 1024 open files, as most shells have it, the gateway takes what the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        process = start_gateway(tmp_path, postgres_dsn, house.engine)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    url_of(tmp_path, process)
+    [line] = [line for line in Path(f"/proc/{process.pid}/limits").read_text().splitlines() if line.startswith("Max open files")]
+    stop(process)
+    assert int(line.split()[3]) == min(int(line.split()[4]), 65_536)
