@@ -14,26 +14,33 @@ from tidegate.core.ask import Caller
 from tidegate.core.errors import RateLimited
 
 _MINUTE_NS = 60_000_000_000
+Header = tuple[bytes, bytes]
 
 
 class Bucket:
     """`per_minute` units that refill continuously; full at the start."""
 
-    __slots__ = ("at_ns", "left", "per_minute")
+    __slots__ = ("_at_ns", "_limit_line", "_remaining", "left", "per_minute", "what")
 
-    def __init__(self, per_minute: int, now_ns: int) -> None:
+    def __init__(self, what: str, per_minute: int, now_ns: int) -> None:
+        self.what = what
         self.per_minute = per_minute
         self.left = float(per_minute)
-        self.at_ns = now_ns
+        self._at_ns = now_ns
+        self._limit_line = (f"x-ratelimit-limit-{what}".encode(), b"%d" % per_minute)
+        self._remaining = f"x-ratelimit-remaining-{what}".encode()
 
-    def refill(self, now_ns: int) -> None:
-        self.left = min(float(self.per_minute), self.left + (now_ns - self.at_ns) * self.per_minute / _MINUTE_NS)
-        self.at_ns = now_ns
+    def refill(self, units: float, now_ns: int) -> None:
+        """Raises RateLimited where `units` are not there. More than the bucket holds needs a full bucket, not for ever."""
+        per_minute = self.per_minute
+        left = self.left + (now_ns - self._at_ns) * per_minute / _MINUTE_NS
+        self.left = left = left if left < per_minute else float(per_minute)
+        self._at_ns = now_ns
+        if left < units and left < per_minute:
+            raise _limited(self, (min(units, per_minute) - left) * 60.0 / per_minute)
 
-    def wait_s(self, units: float) -> float:
-        """Seconds until `units` are there, 0 where they are. More than the bucket holds needs a full bucket, not for ever."""
-        missing = min(units, float(self.per_minute)) - self.left
-        return max(0.0, missing * 60.0 / self.per_minute)
+    def headers(self) -> tuple[Header, Header]:
+        return self._limit_line, (self._remaining, b"%d" % self.left if self.left > 0 else b"0")
 
 
 class Ticket:
@@ -59,14 +66,10 @@ class Ticket:
             self._requests.left += 1
         self.settle(0)
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
+    def headers(self) -> tuple[Header, ...]:
         """OpenAI's `x-ratelimit-*` headers, for the limits that are set."""
-        lines: list[tuple[bytes, bytes]] = []
-        for what, bucket in ((b"requests", self._requests), (b"tokens", self._tokens)):
-            if bucket is not None:
-                lines.append((b"x-ratelimit-limit-" + what, b"%d" % bucket.per_minute))
-                lines.append((b"x-ratelimit-remaining-" + what, b"%d" % max(0, int(bucket.left))))
-        return lines
+        requests, tokens = self._requests, self._tokens
+        return (requests.headers() if requests is not None else ()) + (tokens.headers() if tokens is not None else ())
 
 
 _FREE = Ticket(None, None, 0)
@@ -79,8 +82,8 @@ class Limits:
         self._requests_per_minute = requests_per_minute
         self._tokens_per_minute = tokens_per_minute
         self._clock_ns = clock_ns
-        self._requests: dict[str, Bucket] = {}
-        self._tokens: dict[str, Bucket] = {}
+        #: By key id: the bucket of requests and the bucket of tokens, where they are limited.
+        self._buckets: dict[str, tuple[Bucket | None, Bucket | None]] = {}
 
     def admit(self, caller: Caller, estimated_tokens: int) -> Ticket:
         """Reserve one request and `estimated_tokens`, or raise RateLimited with the time after which this very request would pass."""
@@ -91,31 +94,31 @@ class Limits:
         now_ns = self._clock_ns()
         # What a caller says it will need is a claim: less than nothing would be a gift, and more than a full bucket never has to be owed.
         reserved = max(0, min(estimated_tokens, tokens_per_minute))
-        requests = self._bucket(self._requests, caller.key_id, per_minute, now_ns)
-        tokens = self._bucket(self._tokens, caller.key_id, tokens_per_minute, now_ns)
-        if requests is not None and (wait_s := requests.wait_s(1)) > 0:
-            raise _limited("requests", requests, wait_s)
-        if tokens is not None and (wait_s := tokens.wait_s(reserved)) > 0:
-            raise _limited("tokens", tokens, wait_s)
+        requests, tokens = self._buckets.get(caller.key_id) or (None, None)
+        if (requests.per_minute if requests else 0) != per_minute or (tokens.per_minute if tokens else 0) != tokens_per_minute:
+            requests = _bucket("requests", requests, per_minute, now_ns)
+            tokens = _bucket("tokens", tokens, tokens_per_minute, now_ns)
+            self._buckets[caller.key_id] = requests, tokens
+        if requests is not None:
+            requests.refill(1, now_ns)
+        if tokens is not None:
+            tokens.refill(reserved, now_ns)
+            tokens.left -= reserved
         if requests is not None:
             requests.left -= 1
-        if tokens is not None:
-            tokens.left -= reserved
         return Ticket(requests, tokens, reserved)
 
-    def _bucket(self, buckets: dict[str, Bucket], key_id: str, per_minute: int, now_ns: int) -> Bucket | None:
-        if not per_minute:
-            return None
-        bucket = buckets.get(key_id)
-        if bucket is None or bucket.per_minute != per_minute:
-            bucket = buckets[key_id] = Bucket(per_minute, now_ns)
-        bucket.refill(now_ns)
-        return bucket
+
+def _bucket(what: str, old: Bucket | None, per_minute: int, now_ns: int) -> Bucket | None:
+    """The bucket that is there where its limit is still the same, else a new one."""
+    if not per_minute or (old is not None and old.per_minute == per_minute):
+        return old if per_minute else None
+    return Bucket(what, per_minute, now_ns)
 
 
-def _limited(what: str, bucket: Bucket, wait_s: float) -> RateLimited:
+def _limited(bucket: Bucket, wait_s: float) -> RateLimited:
     return RateLimited(
-        f"This key's limit of {bucket.per_minute} {what} per minute is used up.",
+        f"This key's limit of {bucket.per_minute} {bucket.what} per minute is used up.",
         hint=f"Try again in {wait_s:.1f} s, or ask the operator for a higher limit.",
         retry_after_s=wait_s,
     )

@@ -17,6 +17,7 @@ from tidegate import __version__
 from tidegate.api.auth import KeyRing, need_data, no_key, presented_key
 from tidegate.api.errors import error_body, error_bytes, error_headers
 from tidegate.api.page.session import same_origin, session_caller
+from tidegate.api.response import cycle_of, write_head, write_last, write_piece, write_whole
 from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.chunk import CLEAN_ENDS, End
 from tidegate.core.errors import (
@@ -80,13 +81,14 @@ class House:
 class Exchange:
     """`flight` begins when the request's head was read. Routes call `body`, `caller`, then answer once by `json` or `start_stream` and on."""
 
-    __slots__ = ("_receive", "_send", "_task", "ask", "done", "expired", "flight", "gone", "house", "path", "scope", "started", "status")
+    __slots__ = ("_cycle", "_receive", "_send", "_task", "ask", "done", "expired", "flight", "gone", "house", "path", "scope", "started", "status")
 
     def __init__(self, house: House, scope: Scope, receive: Receive, send: Send) -> None:
         self.house = house
         self.scope = scope
         self._receive = receive
         self._send = send
+        self._cycle = cycle_of(send)
         self.path: str = scope["path"]
         self.flight = Flight(self.path[:MOST_NAME_CHARS])
         self.ask: Ask | None = None
@@ -186,25 +188,28 @@ class Exchange:
         self.flight.lap("respond")
         self._book(self.flight.end, status)
         self.started = self.done = True
-        await self._send({
-            "type": "http.response.start", "status": status,
-            "headers": [JSON_TYPE, (b"content-length", b"%d" % len(body)), (b"x-request-id", self.flight.id.encode()), *headers],
-        })
+        headers = [JSON_TYPE, (b"x-request-id", self.flight.id.encode()), *headers]
+        if self._cycle is not None and write_whole(self._cycle, status, headers, body):
+            return
+        headers.append((b"content-length", b"%d" % len(body)))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
     def start_stream(self, piece: bytes, headers: Sequence[Header] = ()) -> Awaitable[None] | None:
         """The head and the first piece of a stream; as `write`."""
         self.started = True
         self.status = 200
-        head = self._offer({
-            "type": "http.response.start", "status": 200,
-            "headers": [*SSE_HEADERS, (b"x-request-id", self.flight.id.encode()), *headers],
-        })
+        headers = [*SSE_HEADERS, (b"x-request-id", self.flight.id.encode()), *headers]
+        if self._cycle is not None and write_head(self._cycle, 200, headers, piece):
+            return None
+        head = self._offer({"type": "http.response.start", "status": 200, "headers": headers})
         return self.write(piece) if head is None else self._write_after(head, piece)
 
     def write(self, piece: bytes) -> Awaitable[None] | None:
         """One piece of a stream, at once. None, or what to await until the client's buffer has room again: a slow reader slows the
         engine, not our memory."""
+        if self._cycle is not None and write_piece(self._cycle, piece):
+            return None
         return self._offer({"type": "http.response.body", "body": piece, "more_body": True})
 
     def _offer(self, message: dict[str, Any]) -> Awaitable[None] | None:
@@ -224,7 +229,8 @@ class Exchange:
         """The last bytes; the flight is booked before they leave."""
         self._book(self.flight.end, 200)
         self.done = True
-        await self._send({"type": "http.response.body", "body": last})
+        if self._cycle is None or not write_last(self._cycle, last):
+            await self._send({"type": "http.response.body", "body": last})
 
     # -- whatever happened
 

@@ -152,10 +152,11 @@ class Spool:
         """What is to be stored next, oldest file first; None where all is stored. The same again until `done`. Raises OSError."""
         with self._drain_lock:
             for segment in list(self._segments):
+                closed = segment is not self._active  # asked before it is read: what comes in meanwhile waits for the next look
                 frames = segment.frames(self.settings.batch_flights, BATCH_BYTES)
                 if frames:
                     return Batch(segment, segment.life, segment.drained, frames)
-                if segment is not self._active:
+                if closed:
                     segment.waiting = 0  # what is left behind its last whole frame is torn: its flight was never answered
                 self._tidy(segment)
             return None

@@ -1,0 +1,84 @@
+"""A response written straight to uvicorn's connection: one formatted head, one write, no coroutine.
+
+ASGI's two messages cost more than the rest of a short answer: each is a dict, a coroutine and a check of every header. What is done here is
+what `RequestResponseCycle.send` does, on its own fields; uvicorn's version is pinned, and `cycle_of` finds out at every request whether
+there is such a cycle to write to. Where there is none, or the client does not read fast enough, callers use ASGI instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+Header = tuple[bytes, bytes]
+
+
+def cycle_of(send: Any) -> RequestResponseCycle | None:
+    """uvicorn's object behind an ASGI `send`, where that may be written to directly: HTTP/1.1, and a method whose response has a body."""
+    cycle = getattr(send, "__self__", None)
+    if type(cycle) is not RequestResponseCycle or cycle.scope["http_version"] != "1.1" or cycle.scope["method"] == "HEAD":
+        return None
+    return cycle
+
+
+def write_whole(cycle: RequestResponseCycle, status: int, headers: Iterable[Header], body: bytes) -> bool:
+    """The whole response. False: nothing was written, use ASGI."""
+    if not _may_begin(cycle):
+        return False
+    cycle.transport.write(b"%b%bcontent-length: %d\r\n\r\n%b" % (STATUS_LINE[status], _lines(cycle, headers), len(body), body))
+    _complete(cycle)
+    return True
+
+
+def write_head(cycle: RequestResponseCycle, status: int, headers: Iterable[Header], piece: bytes) -> bool:
+    """The head of a stream and its first piece. False: nothing was written, use ASGI."""
+    if not _may_begin(cycle):
+        return False
+    cycle.chunked_encoding = True
+    cycle.transport.write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (STATUS_LINE[status], _lines(cycle, headers), _chunk(piece)))
+    return True
+
+
+def write_piece(cycle: RequestResponseCycle, piece: bytes) -> bool:
+    """A piece of a stream that `write_head` began. False: it was not written, use ASGI, which waits where the client reads slowly."""
+    if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+        return False
+    cycle.transport.write(_chunk(piece))
+    return True
+
+
+def write_last(cycle: RequestResponseCycle, piece: bytes) -> bool:
+    """The last piece, and the end of the stream. False: nothing was written, use ASGI."""
+    if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+        return False
+    cycle.transport.write(_chunk(piece) + b"0\r\n\r\n")
+    _complete(cycle)
+    return True
+
+
+def _chunk(piece: bytes) -> bytes:
+    """HTTP's chunk; b"" for an empty piece, because an empty chunk is the end."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
+
+
+def _may_begin(cycle: RequestResponseCycle) -> bool:
+    if cycle.flow.write_paused or cycle.disconnected or cycle.response_started:
+        return False
+    cycle.response_started = True
+    cycle.waiting_for_100_continue = False
+    return True
+
+
+def _lines(cycle: RequestResponseCycle, headers: Iterable[Header]) -> bytes:
+    lines = b"".join([b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)])
+    return lines if cycle.keep_alive else lines + b"connection: close\r\n"
+
+
+def _complete(cycle: RequestResponseCycle) -> None:
+    cycle.response_complete = True
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
