@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -102,6 +103,7 @@ def test_sigkill_loses_no_flight_that_was_spooled(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
+from typing import Any
 from tidegate.core.flight import Flight
 from tidegate.stores.settings import SpoolSettings
 from tidegate.stores.spool import Spool
@@ -276,6 +278,23 @@ def test_a_segment_is_adopted_once(tmp_path: Path) -> None:
     assert Segment.adopt(made.path) is None
     adopted.remove()
     assert Segment.adopt(made.path) is None
+
+
+def test_a_file_that_fills_up_while_it_is_read_keeps_its_flights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flights that come between the look into the active file and the end of that look, and close it, are not thrown away with it."""
+    spool = Spool(tmp_path, SpoolSettings(segment_bytes=1024))
+    flights = [a_flight(number) for number in range(40)]
+    real, waiting = Segment.frames, list(flights)
+
+    def frames(segment: Segment, *args: Any, **more: Any) -> Any:
+        found = real(segment, *args, **more)
+        while waiting:
+            spool.finished(waiting.pop(0))
+        return found
+
+    monkeypatch.setattr(Segment, "frames", frames)
+    found = drained(spool) + drained(spool)
+    assert [flight.id for flight in found] == [flight.id for flight in flights]
 
 
 def test_many_threads_may_append_while_one_drains(tmp_path: Path) -> None:
