@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -94,18 +93,20 @@ def up(data_home: Path, request: pytest.FixtureRequest) -> Iterator[Up]:
 
 
 def test_kills_lose_no_answer_and_leave_no_orphan(up: Up) -> None:
-    """200 requests and more while engine, database and gateway are killed (-9) three times each: each answered one has its record; all is gone
-    after Ctrl-C."""
+    """200 answered requests, while engine, database and gateway are killed (-9) three times each: all have their record; nothing stays after
+    Ctrl-C."""
     chance = random.Random(4711)
     victims = ["engine", "gateway", "postgres"] * 3 + ["embedder"]
     chance.shuffle(victims)
-    asked = itertools.count()
     answered: list[str] = []
+    give_up_ns = time.perf_counter_ns() + 300 * 1_000_000_000
 
     def ask() -> None:
-        while next(asked) < REQUESTS or killer.is_alive():
+        while (len(answered) < REQUESTS or killer.is_alive()) and time.perf_counter_ns() < give_up_ns:
             if flight_id := up.ask():
                 answered.append(flight_id)
+            else:
+                time.sleep(0.05)  # a part is down just now, and says so at once
 
     def kill() -> None:
         for name in victims:
@@ -121,7 +122,7 @@ def test_kills_lose_no_answer_and_leave_no_orphan(up: Up) -> None:
         worker.start()
     for worker in [*workers, killer]:
         worker.join()
-    assert len(answered) >= REQUESTS // 4, f"{len(answered)} of at least {REQUESTS} answered"
+    assert len(answered) >= REQUESTS
     wait(lambda: up.ask() is not None, 90)
 
     with httpx.Client(base_url=up.url, headers={"authorization": f"Bearer {up.key}"}, timeout=30) as client:
