@@ -70,6 +70,18 @@ class EngineCall(msgspec.Struct):
     raw: bytes | None = None
 
 
+class Said(msgspec.Struct):
+    """An answer so far, as a prefix to go on from. `text` is exactly what the client saw of it (or what is to stand there in its place).
+
+    `token_ids` are the ids of exactly that text, where the engine told all of them; None: the engine has to tokenise `text` anew, which the
+    flight notes as `retokenised`. `tokens` is how many tokens it took, to be taken off the call's `max_tokens`.
+    """
+
+    text: str
+    tokens: int
+    token_ids: list[int] | None = None
+
+
 class EngineAnswer(msgspec.Struct):
     """A whole (non-streamed) answer. `raw`: the engine's own OpenAI-shaped JSON where it may be passed on as it is, else None."""
 

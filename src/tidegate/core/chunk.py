@@ -31,12 +31,23 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         return self.prompt_tokens + self.completion_tokens
 
 
+class ToolDelta(msgspec.Struct, gc=False):
+    """What a piece adds to the tool call number `index`: its id and name come once, its arguments (JSON text) grow."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
 class Chunk(msgspec.Struct, gc=False):
     """One piece of an answer.
 
     `at_ns` is the monotonic instant at which its last byte was read from the engine's socket. `text` is what this piece adds to the answer
     (for `kind="reasoning"`, to the reasoning). `raw` is the event's JSON payload exactly as the engine sent it, so that what we do not
-    know is passed on and never dropped; None where the engine's dialect is not OpenAI's. `finish` is set on the chunk that says how it ended.
+    know is passed on and never dropped; None where the engine's dialect is not OpenAI's or where we made the piece ourselves (the door then
+    makes the event). `finish` is set on the chunk that says how it ended. `tools` goes with `kind="tool_call"`. `token_ids` are the ids of
+    exactly the tokens of this piece, where the engine tells them.
     """
 
     at_ns: int
@@ -45,3 +56,5 @@ class Chunk(msgspec.Struct, gc=False):
     raw: bytes | None = None
     finish: End | None = None
     usage: Usage | None = None
+    tools: list[ToolDelta] | None = None
+    token_ids: list[int] | None = None

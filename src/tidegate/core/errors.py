@@ -18,7 +18,8 @@ sent as `Retry-After` where it is known.
     |   |-- EngineDown 503
     |   |-- EngineCut 502        the stream ended before its end
     |   |-- EngineEmpty 502      the stream ended well but said nothing
-    |   `-- EngineStalled 504
+    |   |-- EngineStalled 504
+    |   `-- CannotContinue 502   the engine cannot go on from the middle of an answer
     |-- DeadlineExceeded 504
     |-- StoreDown 503
     |   `-- EmbedderDown 503     texts cannot be turned into vectors
@@ -218,6 +219,12 @@ class EngineStalled(EngineError):
 
     code = "engine_stalled"
     status = 504
+
+
+class CannotContinue(EngineError):
+    """The engine cannot go on from the middle of an answer."""
+
+    code = "cannot_continue"
 
 
 class DeadlineExceeded(TidegateError):

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.core.ask import Ask, Caller, EngineCall, Passage
+from tidegate.core.ask import Ask, Caller, EngineCall, Passage, Said
 from tidegate.core.ask import EngineAnswer as EngineAnswer
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.document import Document, NewPassage, Replaced
@@ -61,6 +61,15 @@ class Engine(Protocol):
 
     async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
         """The whole answer at once. Cancelling the caller's task aborts the engine's connection. Raises as `start` and its stream do."""
+        ...
+
+    async def continue_from(self, call: EngineCall, said: Said, flight: Flight, *, forbid: str = "") -> EngineStream:
+        """Go on with the answer to `call` from exactly `said`: the stream gives only what comes after it, as chunks with `raw=None` where the
+        engine's own events would not fit behind those of the first run.
+
+        `forbid`: the next token is not one that `forbid` begins with (one position only, the rest is free). The call's `max_tokens` counts
+        from the beginning of the answer. Raises CannotContinue where this engine has no way to do it for this call, and as `start` does.
+        """
         ...
 
     async def figures(self) -> dict[str, Any]:

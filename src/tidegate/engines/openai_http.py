@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tidegate.core.ask import EngineCall
-from tidegate.core.errors import EngineError, TidegateError
+from tidegate.core.ask import EngineCall, Said
+from tidegate.core.errors import CannotContinue, EngineError, TidegateError
 from tidegate.core.flight import Flight
-from tidegate.core.ports import EngineAnswer
+from tidegate.core.ports import EngineAnswer, EngineStream
 from tidegate.engines.dialect import Dialect
 from tidegate.engines.refusal import refusal
 from tidegate.engines.settings import EngineSettings
@@ -79,6 +79,12 @@ class OpenAIHttp:
         if dialect.usage is None:
             flight.decide("usage_estimated")
         return EngineAnswer(text, dialect.finish, dialect.best_usage(prompt_bytes(call)), body)
+
+    async def continue_from(self, call: EngineCall, said: Said, flight: Flight, *, forbid: str = "") -> EngineStream:
+        """See `core.ports.Engine.continue_from`. OpenAI's API alone has no way: adapters of engines that have one say how."""
+        raise CannotContinue(
+            f"{self.label} cannot go on from the middle of an answer.", hint="Engines that can: llama_cpp, vllm, sglang, tgi, triton, scripted."
+        )
 
     async def figures(self) -> dict[str, Any]:
         """See `core.ports.Engine.figures`. At most FIGURES_S seconds."""

@@ -1,0 +1,1 @@
+"""Judges what a model says while it says it."""
