@@ -40,6 +40,8 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 _decode = msgspec.json.Decoder(Entry).decode
+#: How nearly every payload ends: no text was kept.
+_NOT_KEPT = b"},null]"
 
 
 def pack(record: FlightRecord, kept: KeptText | None = None) -> bytes:
@@ -54,7 +56,37 @@ def frame(payload: bytes) -> bytes:
 
 def unpack(payload: bytes) -> Entry:
     """The entry of a whole frame. Raises msgspec.DecodeError where it is none."""
+    # The checksum says that the bytes are what somebody packed, and only an entry begins and ends like this: the record is cut out.
+    if payload.endswith(_NOT_KEPT) and payload.startswith(b"[{"):
+        return Entry(msgspec.Raw(payload[1:-6]))
     return _decode(payload)
+
+
+def frames_in(data: bytes, limit: int | None = None, max_bytes: int | None = None, *, more: bool = False) -> list[Frame]:
+    """The whole frames in `data`, in order: at most `limit`, and none that begins at or after `max_bytes`.
+
+    `more`: `data` is the beginning of something longer, so a frame that it does not hold to its end is left for later.
+    """
+    found: list[Frame] = []
+    at, size, head = 0, len(data), _HEAD.size
+    while (limit is None or len(found) < limit) and (max_bytes is None or at < max_bytes):
+        if at + head <= size:
+            magic, length, crc = _HEAD.unpack_from(data, at)
+            end = at + head + length
+            if magic == MAGIC and end <= size:
+                payload = data[at + head : end]
+                if zlib.crc32(payload) == crc:
+                    found.append(Frame(payload, end))
+                    at = end
+                    continue
+            elif magic == MAGIC and length <= MAX_PAYLOAD and more:
+                break
+        frame = next_frame(data, at)
+        if frame is None:
+            break
+        found.append(frame)
+        at = frame.end
+    return found
 
 
 def next_frame(data: bytes | memoryview, start: int) -> Frame | None:

@@ -13,7 +13,7 @@ import secrets
 import time
 from pathlib import Path
 
-from tidegate.stores.frames import Frame, next_frame
+from tidegate.stores.frames import Frame, frames_in
 
 SUFFIX = ".spool"
 #: Frames that the store refused. Renamed to SUFFIX they are tried again.
@@ -90,16 +90,13 @@ class Segment:
     def frames(self, limit: int | None, max_bytes: int | None = None) -> list[Frame]:
         """The first frames that are not drained yet, one at least if there is one; `end` is an offset in the file. Raises OSError."""
         base = self.drained
-        data = os.pread(self.fd, max(0, self.size - base), base)
-        found: list[Frame] = []
-        at = 0
-        while (limit is None or len(found) < limit) and (max_bytes is None or at < max_bytes):
-            frame = next_frame(data, at)
-            if frame is None:
-                break
-            at = frame.end
-            found.append(Frame(frame.payload, base + frame.end))
-        return found
+        rest = max(0, self.size - base)
+        window = rest if max_bytes is None else min(rest, max_bytes)
+        data = os.pread(self.fd, window, base)
+        found = frames_in(data, limit, max_bytes, more=window < rest)
+        if not found and window < rest:  # one frame larger than the window, or a hole
+            found = frames_in(os.pread(self.fd, rest, base), limit, max_bytes)
+        return [Frame(frame.payload, base + frame.end) for frame in found] if base else found
 
     def advance(self, end: int, frames: int) -> None:
         """Everything before `end` is in the store now."""
