@@ -18,6 +18,7 @@ from tidegate.engines.dialect import Dialect
 from tidegate.engines.refusal import refusal
 from tidegate.engines.settings import EngineSettings
 from tidegate.engines.stream import Stream
+from tidegate.engines.traits import Cannot
 from tidegate.engines.wire import Patience, Pool, Reply
 
 #: An error's body is read to here; what is longer is not a reason but a page.
@@ -30,6 +31,16 @@ FIGURES_S = 1.5
 
 class OpenAIHttp:
     """An `Engine` behind OpenAI's HTTP API (`/chat/completions`, `/completions`, `/models`)."""
+
+    #: What servers of this kind cannot do; see engines/traits.py. An adapter says its own.
+    cannot: Cannot = {
+        "continue": "OpenAI's API has no way to go on from the middle of an answer.",
+        "forbid": "OpenAI's API has no way to go on from the middle of an answer.",
+        "token_ids": "OpenAI's API tells no token ids.",
+        "control_text": "OpenAI's API does not say what its tokenizer makes of control tokens in a message: text goes to the engine as it is.",
+        "cancel_prefill": "OpenAI's API does not tell when a prompt was given up.",
+        "running": "OpenAI's API does not tell how many answers are being made.",
+    }
 
     def __init__(self, name: str, settings: EngineSettings) -> None:
         self.name = name
