@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,7 +33,7 @@ class OpenAIHttp:
     """An `Engine` behind OpenAI's HTTP API (`/chat/completions`, `/completions`, `/models`)."""
 
     #: What servers of this kind cannot do; see engines/traits.py. An adapter says its own.
-    cannot: Cannot = {
+    cannot: ClassVar[Cannot] = {
         "continue": "OpenAI's API has no way to go on from the middle of an answer.",
         "forbid": "OpenAI's API has no way to go on from the middle of an answer.",
         "token_ids": "OpenAI's API tells no token ids.",
