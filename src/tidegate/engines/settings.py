@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
@@ -31,6 +32,16 @@ class EngineSettings(Section):
     max_idle: int = Field(256, ge=0, description="Idle connections that are kept for the next request.")
     max_event_bytes: int = Field(4 << 20, gt=0, description="Largest single stream event, in bytes.")
     max_answer_bytes: int = Field(32 << 20, gt=0, description="Largest non-streamed answer, in bytes.")
+    chat_template: str | None = Field(
+        None,
+        description="How messages become a prompt where the engine does not do it itself: chatml, llama3, or a file (Jinja, or the model's "
+        "tokenizer_config.json). Needed by triton, used by tgi and sglang to go on from the middle of an answer.",
+    )
+    control_tokens: Literal["defuse", "refuse", "pass"] = Field(
+        "defuse",
+        description="What happens to text in messages that reads as one of the model's control tokens, where the engine would take it for one "
+        "(triton, tgi, sglang): a blank is put into it, the request is refused, or it passes as it is.",
+    )
 
     @field_validator("url")
     @classmethod
