@@ -19,12 +19,16 @@ Kind = Literal["text", "reasoning", "tool_call", "usage", "notice"]
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of one run. `exact` is false where the engine did not say and the count is an estimate."""
+    """Tokens of one run. `exact` is false where the engine did not say and the count is an estimate.
+
+    `cached_tokens` are part of the prompt's, `reasoning_tokens` part of the completion's.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     exact: bool = True
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
