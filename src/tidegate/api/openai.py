@@ -10,12 +10,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from tidegate.admission.limits import Limits, Ticket
+from tidegate.api.events import EventMaker, usage_fields
 from tidegate.api.exchange import MOST_NAME_CHARS, Exchange, asking
 from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check_lists, check_messages, check_prompt, decode_object
 from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import BadRequest, MethodNotAllowed, StoreDown
-from tidegate.core.flight import Flight
 from tidegate.core.ports import Embedder, Stage
 from tidegate.pipeline.runner import Step, run
 from tidegate.pipeline.stages.generate import DEFAULT, estimate_prompt_tokens
@@ -99,28 +99,47 @@ class GenerationRoute:
 
 
 class Relay:
-    """Writes chunks as OpenAI events, exactly as the engine said them. The head waits for the first chunk, so that an error keeps its status."""
+    """Writes chunks as OpenAI events: the engine's own exactly as it said them, the others made here. The head waits for the first event, so
+    that an error keeps its status."""
 
     def __init__(self, kind: Kind, exchange: Exchange, ticket: Ticket, *, shows_usage: bool) -> None:
         self._kind: Kind = kind
         self._exchange = exchange
         self._ticket = ticket
         self._shows_usage = shows_usage
+        self._begun = False
+        self._first: bytes | None = None  # the engine's own first event
+        self._maker: EventMaker | None = None
 
     def emit(self, batch: list[Chunk]) -> Awaitable[None] | None:
-        exchange = self._exchange
         shows_usage = self._shows_usage
-        piece = b"".join(
-            [b"data: " + chunk.raw + b"\n\n" for chunk in batch if chunk.raw is not None and (shows_usage or chunk.kind != "usage")]
-        )
-        usage = batch[-1].usage
-        if shows_usage and usage is not None and batch[-1].raw is None:  # the engine told none: what the client asked for is an estimate
-            piece += b"data: " + _usage_event(self._kind, exchange.flight, usage) + b"\n\n"
+        pieces: list[bytes] = []
+        for chunk in batch:
+            raw = chunk.raw
+            if raw is None:
+                pieces.append(self._made(batch, chunk))
+            elif shows_usage or chunk.kind != "usage":
+                pieces.append(b"data: " + raw + b"\n\n")
+        piece = b"".join(pieces)
         if not piece:
             return None
-        if exchange.started:
-            return exchange.write(piece)
-        return exchange.start_stream(piece, self._ticket.headers())
+        if self._begun:
+            return self._exchange.write(piece)
+        return self._begin(batch, piece)
+
+    def _begin(self, batch: list[Chunk], piece: bytes) -> Awaitable[None] | None:
+        self._begun = True
+        if self._maker is None:
+            self._first = batch[0].raw
+        exchange = self._exchange
+        return exchange.write(piece) if exchange.started else exchange.start_stream(piece, self._ticket.headers())
+
+    def _made(self, batch: list[Chunk], chunk: Chunk) -> bytes:
+        """The events of a chunk that did not come as one."""
+        if self._maker is None:
+            first = self._first if self._begun else batch[0].raw
+            self._maker = EventMaker(self._kind, self._exchange.flight, first)
+        return self._maker.events(chunk, shows_usage=self._shows_usage)
 
 
 def settle(ticket: Ticket, exchange: Exchange) -> None:
@@ -155,28 +174,8 @@ def _whole_body(kind: Kind, ask: Ask, answer: EngineAnswer) -> bytes:
         "created": time.time_ns() // 1_000_000_000,
         "model": ask.flight.model,
         "choices": [choice],
-        "usage": _usage_fields(usage),
+        "usage": usage_fields(usage),
     })
-
-
-def _usage_event(kind: Kind, flight: Flight, usage: Usage) -> bytes:
-    """OpenAI's usage chunk, for an engine that does not tell its own."""
-    return msgspec.json.encode({
-        "id": ("chatcmpl-" if kind == "chat" else "cmpl-") + flight.id,
-        "object": "chat.completion.chunk" if kind == "chat" else "text_completion",
-        "created": time.time_ns() // 1_000_000_000,
-        "model": flight.model,
-        "choices": [],
-        "usage": _usage_fields(usage),
-    })
-
-
-def _usage_fields(usage: Usage) -> dict[str, Any]:
-    """OpenAI's fields, and `exact`: false where it is an estimate."""
-    return {
-        "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens}, "exact": usage.exact,
-    }
 
 
 class EmbeddingRoute:
