@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,13 +32,14 @@ from tidegate.api.server import Door, Route, listening_socket
 from tidegate.api.server import serve as serve_door
 from tidegate.core import plugins
 from tidegate.core.ask import Caller
-from tidegate.core.errors import SettingsError
+from tidegate.core.errors import SettingsError, TidegateError
 from tidegate.core.ports import Embedder, FlightSink, KeyStore
 from tidegate.engines.fleet import Fleet
 from tidegate.local.child import Child
 from tidegate.local.embedder import LocalEmbedder
 from tidegate.local.folder import DataFolder
 from tidegate.local.listener import url_of
+from tidegate.local.workers import Workers
 from tidegate.pipeline.capability import Capability, load_all
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.stages.generate import GenerateStage
@@ -57,6 +59,7 @@ from tidegate.telemetry.health import process_figures
 from tidegate.telemetry.log import FlightLog, configure
 from tidegate.telemetry.metrics import Metrics
 from tidegate.telemetry.recent import RecentFlights
+from tidegate.telemetry.workers import Counts, Shared, clear
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,8 @@ _LAST_DRAIN_S = 5.0
 _MOST_FILES = 65_536
 _FIGURES_KEPT_NS = 500_000_000
 PARTS = "run/parts.json"
+#: Where workers tell each other what they counted, below the data folder.
+WORKERS = "run/workers"
 
 
 class Gateway:
@@ -98,7 +103,8 @@ class Gateway:
         self._figures: dict[str, Any] = {}
         self._figures_ns = 0
         self._figures_lock = asyncio.Lock()
-        self.exposition = Exposition(self.metrics, self._readers())
+        self.shared = Shared(data / WORKERS, self.metrics, self._own_counts) if settings.server.workers > 1 else None
+        self.exposition = Exposition(self.shared.sum if self.shared else lambda: self.metrics, self._readers())
         self.door = self._build_door()
         self.metrics.know_routes(self.door.paths)
         self._tasks: list[asyncio.Task[None]] = []
@@ -111,6 +117,8 @@ class Gateway:
         self._tasks = [
             loop.create_task(work) for work in (self.keys.keep_fresh(), self.drain.run(), self.house.keep_deadlines())
         ]
+        if self.shared is not None:
+            self._tasks.append(loop.create_task(self.shared.keep_telling()))
 
     async def stop(self) -> None:
         """Bring what is spooled to the database, within a bound; what is left is drained by the next start."""
@@ -119,6 +127,8 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.drain.drain_now(_LAST_DRAIN_S)
         self.spool.close()
+        if self.shared is not None:
+            self.shared.tell()
         await self.fleet.close()
         await self.store.close()
 
@@ -169,7 +179,7 @@ class Gateway:
         async with self._figures_lock:
             now_ns = time.perf_counter_ns()
             if self._figures and now_ns - self._figures_ns < _FIGURES_KEPT_NS:
-                return {**self._figures, "requests_in_flight": len(self.house.running)}
+                return {**self._figures, "requests_in_flight": self._counts().in_flight}
             engines = self.fleet.engines
             database, embedder, *told = await asyncio.gather(
                 self.store.figures(), self._embedder_figures(), *(engine.figures() for engine in engines)
@@ -180,7 +190,7 @@ class Gateway:
                 "spool": self.spool.figures(), "capabilities": sorted(self.capabilities),
             }
             self._figures_ns = time.perf_counter_ns()
-        return {**self._figures, "requests_in_flight": len(self.house.running)}
+        return {**self._figures, "requests_in_flight": self._counts().in_flight}
 
     async def _embedder_figures(self) -> dict[str, Any] | None:
         if not isinstance(self.embedder, EmbedderClient):
@@ -191,6 +201,13 @@ class Gateway:
         await self._ask_rooms()
         return self.exposition.render(), CONTENT_TYPE
 
+    def _own_counts(self) -> Counts:
+        return Counts(len(self.house.running), self.spool.lost, self.flight_log.dropped)
+
+    def _counts(self) -> Counts:
+        """Of all workers."""
+        return self.shared.counts() if self.shared is not None else self._own_counts()
+
     def _readers(self) -> dict[str, Callable[[], Any]]:
         def spool(name: str) -> Callable[[], float]:
             return lambda: float(self.spool.figures().get(name, 0))
@@ -199,15 +216,15 @@ class Gateway:
             return lambda: float(bool((self._figures.get(part) or {}).get("up")))
 
         return {
-            "tidegate_requests_in_flight": lambda: float(len(self.house.running)),
+            "tidegate_requests_in_flight": lambda: float(self._counts().in_flight),
             "tidegate_spool_bytes": spool("bytes"),
             "tidegate_spool_max_bytes": spool("max_bytes"),
-            "tidegate_spool_lost_total": spool("lost"),
+            "tidegate_spool_lost_total": lambda: float(self._counts().spool_lost),
             "tidegate_database_up": up("database"),
             "tidegate_embedder_up": up("embedder"),
             "tidegate_engine_up": lambda: {name: float(bool(told.get("up"))) for name, told in self._figures.get("engines", {}).items()},
             "tidegate_keys": self.keys.counts,
-            "tidegate_log_dropped_total": lambda: float(self.flight_log.dropped),
+            "tidegate_log_dropped_total": lambda: float(self._counts().log_dropped),
         }
 
 
@@ -222,8 +239,44 @@ def serve(settings: Settings, fd: int | None = None) -> int:
     """`tidegate serve`: the gateway alone, until SIGINT or SIGTERM. `fd`: a listening socket that a supervisor hands over."""
     configure(settings.log)
     _allow_many_connections()
-    uvloop.run(_serve(settings, fd))
-    return 0
+    sockets = _listening(settings, fd)
+    if len(sockets) == 1:
+        uvloop.run(_serve(settings, sockets[0]))
+        return 0
+    clear(settings.local.folder / WORKERS)
+
+    def work(index: int, ready: Callable[[], None]) -> int:
+        for other in sockets:
+            if other is not sockets[index]:
+                other.close()
+        try:
+            uvloop.run(_serve(settings, sockets[index], index, ready))
+        except TidegateError as error:
+            print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
+            return 2 if isinstance(error, SettingsError) else 1
+        return 0
+
+    return Workers(len(sockets), work).run()
+
+
+def _listening(settings: Settings, fd: int | None) -> list[socket.socket]:
+    """One socket for each worker; of a socket that was handed over, a copy for each. Raises SettingsError."""
+    server = settings.server
+    if fd is not None:
+        handed = socket.socket(fileno=fd)
+        return [handed, *(handed.dup() for _ in range(server.workers - 1))]
+    try:
+        first = listening_socket(server.host, server.port, server.backlog)
+        if server.workers == 1:
+            return [first]
+        # Others may share a port only with us, so it was taken alone before: a port in use must be an error, not half of somebody's traffic.
+        port = first.getsockname()[1]
+        first.close()
+        return [listening_socket(server.host, port, server.backlog, shared=True) for _ in range(server.workers)]
+    except OSError as error:
+        raise SettingsError(
+            f"The gateway cannot listen on {server.host}:{server.port}: {error.strerror}.", hint="Set server.port to a free port, or 0 for any."
+        ) from None
 
 
 def _allow_many_connections() -> None:
@@ -234,33 +287,31 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _serve(settings: Settings, fd: int | None) -> None:
-    server = settings.server
-    try:
-        bound = socket.socket(fileno=fd) if fd is not None else listening_socket(server.host, server.port, server.backlog)
-    except OSError as error:
-        raise SettingsError(
-            f"The gateway cannot listen on {server.host}:{server.port}: {error.strerror}.", hint="Set server.port to a free port, or 0 for any."
-        ) from None
-    async with _embedder(settings) as embedder:
+async def _serve(settings: Settings, bound: socket.socket, index: int = 0, ready: Callable[[], None] | None = None) -> None:
+    """One gateway process: the only one, or the worker with this number, which says when it is `ready`."""
+    async with _embedder(settings, own=index == 0) as embedder:
         gateway = Gateway(settings, embedder)
         await gateway.start()
         # What lives as long as the process need not be looked at by every collection, and requests leave few cycles behind.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        url = url_of(bound)
-        _note_running(settings.local.folder, url)
-        log.info("serving on %s", url)
+        if index == 0:
+            url = url_of(bound)
+            _note_running(settings.local.folder, url, os.getpid() if ready is None else os.getppid())
+            log.info("serving on %s", url)
+        if ready is not None:
+            ready()
         try:
-            await serve_door(gateway.door, server, bound, gateway.page.close)
+            await serve_door(gateway.door, settings.server, bound, gateway.page.close)
         finally:
             await gateway.stop()
 
 
 @contextlib.asynccontextmanager
-async def _embedder(settings: Settings) -> AsyncIterator[Embedder | None]:
-    """The embedder that the settings ask for: a supervisor's child, one of our own, one in this process, or none."""
+async def _embedder(settings: Settings, *, own: bool = True) -> AsyncIterator[Embedder | None]:
+    """The embedder that the settings ask for: a supervisor's child, one of our own, one in this process, or none. Where `own` is false
+    another worker runs the child."""
     wanted = settings.embedder
     if wanted.mode == "in_process":
         from tidegate.retrieval.embedder import LocalEmbedder as InProcess  # loads the model runtime, which the gateway else never does
@@ -276,7 +327,10 @@ async def _embedder(settings: Settings) -> AsyncIterator[Embedder | None]:
     async with contextlib.AsyncExitStack() as stack:
         path = wanted.socket
         if path is None and settings.local.embedder:
-            path = await stack.enter_async_context(_own_embedder(settings))
+            if own:
+                path = await stack.enter_async_context(_own_embedder(settings))
+            else:
+                path = LocalEmbedder(DataFolder(settings.local.folder), settings.local, wanted).socket
         if path is None:
             yield None
             return
@@ -314,11 +368,11 @@ async def _own_embedder(settings: Settings) -> AsyncIterator[Path]:
         folder.close()
 
 
-def _note_running(data: Path, url: str) -> None:
-    """Where this gateway is, for `tidegate flight` on the same machine."""
+def _note_running(data: Path, url: str, pid: int) -> None:
+    """Where this gateway is, for `tidegate flight` on the same machine; `pid` is whom to ask to stop."""
     run = data / "run"
     run.mkdir(mode=0o700, exist_ok=True)
-    (run / "gateway.json").write_bytes(msgspec.json.encode({"url": url, "pid": os.getpid()}))
+    (run / "gateway.json").write_bytes(msgspec.json.encode({"url": url, "pid": pid}))
 
 
 def migrate_store(settings: Settings) -> list[str]:

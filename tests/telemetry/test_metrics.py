@@ -23,7 +23,7 @@ MakeFlight = Callable[..., FlightRecord]
 
 def told(metrics: Metrics, **readers: Any) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """What Prometheus reads: by sample name and sorted labels."""
-    text = Exposition(metrics, readers, process=False).render().decode()
+    text = Exposition(lambda: metrics, readers, process=False).render().decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -127,7 +127,7 @@ def test_figures_of_the_rooms_are_read_at_the_scrape() -> None:
 def test_a_reader_that_is_not_described_is_refused() -> None:
     """A metric without a sentence in the documentation cannot be exposed."""
     with pytest.raises(ValueError, match="tidegate_engine_up"):
-        Exposition(Metrics(), {"tidegate_engin_up": lambda: 1.0})
+        Exposition(Metrics, {"tidegate_engin_up": lambda: 1.0})
 
 
 def test_every_metric_that_is_told_is_described(flight: MakeFlight) -> None:
@@ -135,7 +135,7 @@ def test_every_metric_that_is_told_is_described(flight: MakeFlight) -> None:
     metrics = Metrics()
     metrics.finished(flight(error_code="engine_cut", end="cut", thinned=True))
     readers = {described.name: (lambda: 1.0) if not described.labels else dict for described in READ}
-    text = Exposition(metrics, readers, process=False).render()
+    text = Exposition(lambda: metrics, readers, process=False).render()
     families = {family.name for family in text_string_to_metric_families(text.decode())}
     described = {name.removesuffix("_total") for name in DESCRIBED}
     assert families - {"tidegate_build_info"} == described
@@ -143,7 +143,7 @@ def test_every_metric_that_is_told_is_described(flight: MakeFlight) -> None:
 
 def test_the_process_tells_its_own_memory() -> None:
     """Prometheus' standard process figures come along."""
-    assert b"process_resident_memory_bytes" in Exposition(Metrics()).render()
+    assert b"process_resident_memory_bytes" in Exposition(Metrics).render()
 
 
 @given(st.lists(st.integers(0, 20_000_000_000)))

@@ -73,13 +73,18 @@ def _bounded(receive: Receive, headers: list[tuple[bytes, bytes]], limit: int) -
     return bounded
 
 
-def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
-    """A bound socket with TCP_NODELAY: without IPPROTO_TCP on a socket made by hand, tokens stall for 40 ms. Raises OSError."""
+def listening_socket(host: str, port: int, backlog: int, *, shared: bool = False) -> socket.socket:
+    """A bound socket with TCP_NODELAY: without IPPROTO_TCP on a socket made by hand, tokens stall for 40 ms. Raises OSError.
+
+    `shared`: others may listen on the same port, and the kernel deals connections out among them (SO_REUSEPORT).
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind((host, port))
         bound.listen(backlog)
     except OSError:

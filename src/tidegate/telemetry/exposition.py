@@ -24,11 +24,13 @@ Reader = Callable[[], float | Mapping[str, float]]
 class Exposition(Collector):
     """The text of /metrics.
 
-    `readers`: by the names in described.READ; one that is not given is not exposed. `process`: also Prometheus' own figures of this
-    process (CPU, memory, file descriptors). Raises ValueError for a reader that READ does not describe.
+    `metrics`: what was counted, asked for at each scrape; `readers`: by the names in described.READ; one that is not given is not exposed.
+    `process`: also Prometheus' own figures of this process (CPU, memory, file descriptors).
+
+    Raises ValueError for a reader that READ does not describe.
     """
 
-    def __init__(self, metrics: Metrics, readers: Mapping[str, Reader] | None = None, *, process: bool = True) -> None:
+    def __init__(self, metrics: Callable[[], Metrics], readers: Mapping[str, Reader] | None = None, *, process: bool = True) -> None:
         self._metrics = metrics
         self._readers = dict(readers or {})
         known = {described.name for described in READ}
@@ -49,32 +51,34 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families, in the order of described.py."""
-        metrics = self._metrics
+        metrics = self._metrics()
         yield InfoMetricFamily("tidegate_build", "The running version.", value={"version": __version__})
         yield _counters("tidegate_requests_total", {(*key[:4], str(key[4])): series.count for key, series in metrics.series.items()})
-        yield self._by_route("tidegate_request_seconds", lambda series: series.whole)
-        yield self._by_route("tidegate_first_token_seconds", lambda series: series.first_token)
+        yield _by_route(metrics, "tidegate_request_seconds", lambda series: series.whole)
+        yield _by_route(metrics, "tidegate_first_token_seconds", lambda series: series.first_token)
         yield _histograms("tidegate_part_seconds", {(part,): histogram for part, histogram in metrics.parts.items()})
         yield _histograms("tidegate_inter_token_seconds", {(): metrics.gaps()})
-        yield self._tokens()
+        yield _tokens(metrics)
         yield _counters("tidegate_errors_total", {(code,): count for code, count in metrics.errors.items()})
         yield _counters("tidegate_flights_thinned_total", {(): metrics.thinned})
         for described in READ:
             if described.name in self._readers:
                 yield _read(described, self._readers[described.name])
 
-    def _by_route(self, name: str, pick: Callable[[Series], Histogram]) -> Metric:
-        merged: dict[tuple[str, ...], Histogram] = {}
-        for (route, capability, *_), series in self._metrics.series.items():
-            merged.setdefault((route, capability), Histogram(REQUEST_BOUNDS_S)).merge(pick(series))
-        return _histograms(name, merged)
 
-    def _tokens(self) -> Metric:
-        counts: dict[tuple[str, ...], float] = {}
-        for exact, by_kind in self._metrics.tokens.items():
-            for kind, count in zip(("prompt", "completion", "cached"), by_kind, strict=True):
-                counts[kind, str(exact).lower()] = count
-        return _counters("tidegate_tokens_total", counts)
+def _by_route(metrics: Metrics, name: str, pick: Callable[[Series], Histogram]) -> Metric:
+    merged: dict[tuple[str, ...], Histogram] = {}
+    for (route, capability, *_), series in metrics.series.items():
+        merged.setdefault((route, capability), Histogram(REQUEST_BOUNDS_S)).merge(pick(series))
+    return _histograms(name, merged)
+
+
+def _tokens(metrics: Metrics) -> Metric:
+    counts: dict[tuple[str, ...], float] = {}
+    for exact, by_kind in metrics.tokens.items():
+        for kind, count in zip(("prompt", "completion", "cached"), by_kind, strict=True):
+            counts[kind, str(exact).lower()] = count
+    return _counters("tidegate_tokens_total", counts)
 
 
 def _counters(name: str, counts: Mapping[tuple[str, ...], float]) -> Metric:

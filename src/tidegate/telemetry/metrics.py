@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 
 from tidegate.core.flight import FlightRecord
@@ -50,6 +51,31 @@ class Series:
 
 #: Route, capability, model, end, HTTP status.
 Key = tuple[str, str, str, str, int]
+
+
+#: A histogram's counts per bucket, and its sum in nanoseconds.
+Told = tuple[list[int], int]
+
+
+class Counted(msgspec.Struct, array_like=True):
+    """What one process counted, without the names that are the same in all."""
+
+    series: list[tuple[Key, int, Told, Told]]
+    parts: dict[str, Told]
+    tokens: tuple[list[int], list[int]]
+    errors: dict[str, int]
+    thinned: int
+    gaps: Told
+
+
+def _told(histogram: Histogram) -> Told:
+    return histogram.counts, histogram.sum_ns
+
+
+def _add(histogram: Histogram, told: Told) -> None:
+    counts, sum_ns = told
+    histogram.counts = [mine + theirs for mine, theirs in zip(histogram.counts, counts, strict=True)]
+    histogram.sum_ns += sum_ns
 
 
 class Metrics:
@@ -109,6 +135,30 @@ class Metrics:
             self._waiting, self._waiting_stamps = [], 0
             self._gaps.add_all(gaps_ns)
         return self._gaps
+
+    def counted(self) -> Counted:
+        """All that was counted, as it travels to another process."""
+        return Counted(
+            [(key, series.count, _told(series.whole), _told(series.first_token)) for key, series in self.series.items()],
+            {part: _told(histogram) for part, histogram in self.parts.items()},
+            (self.tokens[True], self.tokens[False]), self.errors, self.thinned, _told(self.gaps()),
+        )
+
+    def add(self, other: Counted) -> None:
+        """Add what another process counted."""
+        for key, count, whole, first_token in other.series:
+            series = self.series.setdefault(key, Series())
+            series.count += count
+            _add(series.whole, whole)
+            _add(series.first_token, first_token)
+        for part, told in other.parts.items():
+            _add(self.parts.setdefault(part, Histogram(PART_BOUNDS_S)), told)
+        for exact, counts in zip((True, False), other.tokens, strict=True):
+            self.tokens[exact] = [mine + theirs for mine, theirs in zip(self.tokens[exact], counts, strict=True)]
+        for code, count in other.errors.items():
+            self.errors[code] = self.errors.get(code, 0) + count
+        self.thinned += other.thinned
+        _add(self.gaps(), other.gaps)
 
     def _wait(self, stamps: list[int]) -> None:
         self._waiting.append(stamps)

@@ -1,0 +1,140 @@
+"""Several gateway processes on one port: started by fork, restarted when they die, stopped together.
+
+A fork shares what was imported, so a second worker costs memory for its own requests only. The sockets are made before the fork and stay
+open in the parent: a worker that died leaves its callers waiting in its socket's queue until the next one is there, and refuses nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidegate.local.leash import die_with
+
+log = logging.getLogger(__name__)
+
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_WATCHED = {signal.SIGCHLD, *_STOPS}
+#: Seconds between a death and the restart: doubled each time, back to the first once the worker lived `_HEALTHY_S`.
+_FIRST_DELAY_S = 0.2
+_LAST_DELAY_S = 30.0
+_HEALTHY_S = 60.0
+
+#: Runs one worker to its end and returns its exit code. Gets the worker's number and what to call once it serves.
+Work = Callable[[int, Callable[[], None]], int]
+
+
+@dataclass
+class _Worker:
+    index: int
+    pid: int
+    ready_fd: int
+    began_ns: int
+    ready: bool = False
+
+
+class Workers:
+    """`run` forks, so it must be called before the process has an event loop or threads of its own."""
+
+    def __init__(self, count: int, work: Work) -> None:
+        self._count = count
+        self._work = work
+        self._running: dict[int, _Worker] = {}
+        self._due: dict[int, tuple[int, float]] = {}  # by number: when to start it again, and the delay after that
+        self._stopping = False
+        self._code = 0
+
+    def run(self) -> int:
+        """Until SIGTERM, SIGINT or SIGHUP, which every worker gets. A worker that ends before it ever served ends them all, with its code."""
+        # Blocked signals wait for sigtimedwait: nothing is lost between two looks, and no handler runs at a bad moment.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+        try:
+            for index in range(self._count):
+                self._start(index)
+            while self._running or (self._due and not self._stopping):
+                found = signal.sigtimedwait(_WATCHED, self._next_s())
+                if found is not None and found.si_signo in _STOPS:
+                    self._stop(found.si_signo)
+                self._reap()
+                self._restart()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self._code
+
+    def _start(self, index: int) -> None:
+        ready_fd, write_fd = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:  # the worker
+            code = 1
+            try:
+                os.close(ready_fd)
+                die_with(parent, signal.SIGTERM)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+                code = self._work(index, lambda: _say_ready(write_fd))
+            except KeyboardInterrupt:
+                code = 130
+            finally:
+                with contextlib.suppress(Exception):
+                    logging.shutdown()
+                os._exit(code)  # what the parent registered for its own end is not the worker's
+        os.close(write_fd)
+        self._running[pid] = _Worker(index, pid, ready_fd, time.perf_counter_ns())
+
+    def _stop(self, number: int) -> None:
+        self._stopping = True
+        for pid in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _reap(self) -> None:
+        for pid, worker in list(self._running.items()):
+            worker.ready = worker.ready or _is_ready(worker.ready_fd)
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
+            del self._running[pid]
+            os.close(worker.ready_fd)
+            code = os.waitstatus_to_exitcode(status)
+            if self._stopping:
+                self._code = self._code or max(0, code)
+            elif not worker.ready:
+                self._code = code if code > 0 else 1
+                self._stop(signal.SIGTERM)
+            else:
+                how = f"ended with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+                lived_s = (time.perf_counter_ns() - worker.began_ns) / 1e9
+                delay_s = _FIRST_DELAY_S if lived_s > _HEALTHY_S else self._due.get(worker.index, (0, _FIRST_DELAY_S))[1]
+                log.warning("worker %d %s; it is started again in %.1f s", worker.index, how, delay_s)
+                self._due[worker.index] = (time.perf_counter_ns() + int(delay_s * 1e9), min(2 * delay_s, _LAST_DELAY_S))
+
+    def _restart(self) -> None:
+        if self._stopping:
+            return
+        running = {worker.index for worker in self._running.values()}
+        for index, (due_ns, _) in self._due.items():
+            if index not in running and time.perf_counter_ns() >= due_ns:
+                self._start(index)
+
+    def _next_s(self) -> float:
+        running = {worker.index for worker in self._running.values()}
+        waits = [due_ns for index, (due_ns, _) in self._due.items() if index not in running]
+        if not waits:
+            return 1.0
+        return min(1.0, max(0.01, (min(waits) - time.perf_counter_ns()) / 1e9))
+
+
+def _say_ready(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.write(fd, b"1")
+
+
+def _is_ready(fd: int) -> bool:
+    readable, _, _ = select.select([fd], [], [], 0)
+    return bool(readable) and os.read(fd, 1) == b"1"
