@@ -32,7 +32,7 @@ def refusal(label: str, status: int, headers: Mapping[bytes, bytes], body: bytes
     if status in (401, 403):
         # passed on, it would tell the caller that the caller's own key is wrong
         return EngineError(f"{label} refuses Tidegate's key ({status}): {message}", hint="Set api_key of this engine.")
-    if status in (400, 413) and _is_context(error, message):
+    if status in (400, 413, 422) and _is_context(error, message):
         return _context_too_long(label, error, message)
     param = error.get("param")
     return EngineRefused(
@@ -74,18 +74,25 @@ def _error_of(body: bytes) -> dict[str, Any]:
         return {}
     error = said.get("error", said)
     if not isinstance(error, dict):
-        return {"message": error}
+        return {"message": error, "type": said.get("error_type")}  # TGI
     return error if error.get("message") else {**error, "message": error.get("detail")}
 
 
+def is_context(message: str) -> bool:
+    """True where an engine says by these words that the prompt does not fit its context."""
+    return any(words in message for words in _CONTEXT)
+
+
+#: vLLM's, SGLang's, TGI's (twice) and TensorRT-LLM's words.
+_CONTEXT = (
+    "maximum context length", "context length of", "longer than the model's context length", "`inputs` must have less than",
+    "`inputs` tokens + `max_new_tokens` must be", "exceeds maximum input length",
+)
+
+
 def _is_context(error: dict[str, Any], message: str) -> bool:
-    # OpenAI's code, llama.cpp's type, and the words by which vLLM and SGLang say it
-    return (
-        error.get("code") == "context_length_exceeded"
-        or error.get("type") == "exceed_context_size_error"
-        or "maximum context length" in message
-        or "context length of" in message
-    )
+    # OpenAI's code, llama.cpp's type, or the words of the others
+    return error.get("code") == "context_length_exceeded" or error.get("type") == "exceed_context_size_error" or is_context(message)
 
 
 def _context_too_long(label: str, error: dict[str, Any], message: str) -> ContextTooLong:
