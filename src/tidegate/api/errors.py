@@ -7,16 +7,18 @@ from typing import Any
 
 import msgspec
 
-from tidegate.core.errors import TidegateError
+from tidegate.core.errors import Superseded, TidegateError
 
 
 def error_body(error: TidegateError, trace_id: str) -> dict[str, Any]:
-    """`{"error": {...}}`: `message`, `type`, `code`, `param` as OpenAI has them; `hint`, `trace_id` and `retry_after_s` are ours."""
+    """`{"error": {...}}`: `message`, `type`, `code`, `param` as OpenAI has them; `hint`, `trace_id`, `retry_after_s` and `superseded_by` are ours."""
     body: dict[str, Any] = {
         "message": error.message, "type": error.type, "code": error.public_code, "param": error.param, "hint": error.hint, "trace_id": trace_id,
     }
     if error.retry_after_s is not None:
         body["retry_after_s"] = round(error.retry_after_s, 3)
+    if isinstance(error, Superseded):
+        body["superseded_by"] = error.by
     return {"error": body}
 
 

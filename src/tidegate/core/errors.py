@@ -24,6 +24,7 @@ sent as `Retry-After` where it is known.
     |-- StoreDown 503
     |   `-- EmbedderDown 503     texts cannot be turned into vectors
     |-- ClientGone 499           nobody is left to answer
+    |-- Superseded 409           a newer message of the same conversation took its place
     |-- SettingsError            start-up: a setting is wrong
     `-- LocalPartError           start-up: a part on this machine cannot run
 """
@@ -254,6 +255,22 @@ class ClientGone(TidegateError):
     code = "client_gone"
     status = 499
     level = logging.INFO
+
+
+class Superseded(TidegateError):
+    """A newer message of the same conversation took this one's place. `by` is the trace_id of the newer one."""
+
+    code = "superseded"
+    status = 409
+    level = logging.INFO
+    type = "conflict_error"
+
+    def __init__(self, by: str) -> None:
+        super().__init__(
+            f"A newer message of this conversation took the place of this one: {by}.",
+            hint="Read the answer to the newer message. Without barge-in, both are answered.",
+        )
+        self.by = by
 
 
 class SettingsError(TidegateError):
