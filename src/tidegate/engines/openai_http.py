@@ -69,12 +69,7 @@ class OpenAIHttp:
 
     async def start(self, call: EngineCall, flight: Flight) -> Stream:
         """See `core.ports.Engine.start`."""
-        reply = await self._send(call, flight, stream=True)
-        _expect(self.label, reply, b"text/event-stream", "a stream of events")
-        return Stream(
-            reply, Dialect(self.label), flight, self.patience,
-            prompt_bytes=prompt_bytes(call), max_event_bytes=self.settings.max_event_bytes,
-        )  # fmt: skip
+        return await self.open(call, flight, Dialect(self.label))
 
     async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
         """See `core.ports.Engine.whole`. `raw` is the engine's body as it came."""
@@ -145,6 +140,15 @@ class OpenAIHttp:
         return fields
 
     # -- for adapters
+
+    async def open(self, call: EngineCall, flight: Flight, dialect: Dialect) -> Stream:
+        """Send the call and give its stream, read by `dialect`. Raises as `start` does."""
+        reply = await self._send(call, flight, stream=True)
+        _expect(self.label, reply, b"text/event-stream", "a stream of events")
+        return Stream(
+            reply, dialect, flight, self.patience,
+            prompt_bytes=prompt_bytes(call), max_event_bytes=self.settings.max_event_bytes,
+        )  # fmt: skip
 
     async def get_json(self, path: str) -> dict[str, Any]:
         """A GET that answers with a JSON object. Raises TidegateError."""
