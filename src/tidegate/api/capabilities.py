@@ -12,7 +12,7 @@ from tidegate.api.exchange import Exchange, asking
 from tidegate.api.fields import decode_object
 from tidegate.api.openai import settle
 from tidegate.core.ask import Ask, Passage
-from tidegate.core.chunk import Chunk
+from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.ports import Stage
 from tidegate.pipeline.capability import Capability
 from tidegate.pipeline.runner import Step, run
@@ -45,7 +45,9 @@ class CapabilityRoute:
         ask.stream = ask.flight.stream = _accepts_events(exchange)
         exchange.watch()
         try:
+            exchange.converse(barge_in=self._capability.manifest.generate.barge_in)
             if ask.stream:
+                ask.shows_usage = "always" if _wants_usage(exchange) else "last"
                 events = Events(exchange, ask)
                 ask.emit = events.emit
                 await run(ask, self._steps)
@@ -57,16 +59,12 @@ class CapabilityRoute:
             settle(ticket, exchange)
 
     def _answer(self, ask: Ask) -> dict[str, Any]:
-        usage = ask.flight.usage
         return {
             **(ask.answer if ask.answer is not None else {"answer": "".join(ask.text)}),
             "trace_id": ask.flight.id,
             "capability_sha256": self._capability.sha256,
             "index_version": ask.flight.index_version or None,
-            "usage": {
-                "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": usage.total_tokens,
-                "exact": usage.exact,
-            },
+            "usage": _usage(ask.flight.usage),
         }
 
 
@@ -76,12 +74,16 @@ class Events:
     def __init__(self, exchange: Exchange, ask: Ask) -> None:
         self._exchange = exchange
         self._ask = ask
+        self._counts = ask.shows_usage == "always"
 
     def emit(self, batch: list[Chunk]) -> Awaitable[None] | None:
         text = text_of(batch)
         if not text:
             return None
-        token = event("token", {"text": text})
+        said: dict[str, Any] = {"text": text}
+        if self._counts and self._ask.running is not None:
+            said["usage"] = _usage(batch[-1].usage or self._ask.running.usage)
+        token = event("token", said)
         if self._exchange.started:
             return self._exchange.write(token)
         return self._exchange.start_stream(self._passages() + token)
@@ -107,6 +109,18 @@ def _shown(n: int, passage: Passage) -> dict[str, Any]:
 
 def event(name: str, data: dict[str, Any]) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": usage.total_tokens,
+        "exact": usage.exact,
+    }
+
+
+def _wants_usage(exchange: Exchange) -> bool:
+    """Business fields have no place for it: a header asks."""
+    return (b"x-tidegate-continuous-usage", b"1") in exchange.scope["headers"]
 
 
 def _accepts_events(exchange: Exchange) -> bool:

@@ -15,7 +15,9 @@ import msgspec
 
 from tidegate import __version__
 from tidegate.api.auth import KeyRing, need_data, no_key, presented_key
+from tidegate.api.conversations import Conversations, Key, named_conversation
 from tidegate.api.errors import error_body, error_bytes, error_headers
+from tidegate.api.events import usage_fields
 from tidegate.api.page.session import same_origin, session_caller
 from tidegate.api.response import cycle_of, write_head, write_last, write_piece, write_whole
 from tidegate.core.ask import Ask, Caller, Deadline
@@ -31,6 +33,7 @@ from tidegate.core.errors import (
     EngineStalled,
     Forbidden,
     MethodNotAllowed,
+    Superseded,
     TidegateError,
 )
 from tidegate.core.flight import Flight
@@ -54,7 +57,7 @@ SSE_HEADERS: list[Header] = [
 ]
 _ENDS: list[tuple[type[TidegateError], End]] = [
     (ClientGone, "client_gone"), (EngineCut, "cut"), (EngineStalled, "stalled"), (EngineEmpty, "empty"), (EngineError, "error"),
-    (BadRequest, "refused"),
+    (BadRequest, "refused"), (Superseded, "client_gone"),
 ]
 
 
@@ -69,6 +72,7 @@ class House:
     max_body_bytes: int
     deadline_s: float
     running: set[Exchange] = field(default_factory=set)
+    conversations: Conversations = field(default_factory=Conversations)
 
     async def keep_deadlines(self) -> None:
         """Ends requests past their deadline; runs until cancelled. One look a second for all costs less than a timer for each."""
@@ -81,7 +85,10 @@ class House:
 class Exchange:
     """`flight` begins when the request's head was read. Routes call `body`, `caller`, then answer once by `json` or `start_stream` and on."""
 
-    __slots__ = ("_cycle", "_receive", "_send", "_task", "ask", "done", "expired", "flight", "gone", "house", "path", "scope", "started", "status")
+    __slots__ = (
+        "_conversation", "_cycle", "_receive", "_send", "_task", "ask", "done", "expired", "flight", "gone", "house", "on_socket", "path", "scope",
+        "started", "status", "superseded_by",
+    )
 
     def __init__(self, house: House, scope: Scope, receive: Receive, send: Send) -> None:
         self.house = house
@@ -95,6 +102,9 @@ class Exchange:
         self.started = self.done = self.gone = self.expired = False
         self.status = 0
         self._task: asyncio.Task[Any] | None = None
+        self._conversation: Key | None = None
+        self.superseded_by = ""  # the trace_id of the message that cut this one
+        self.on_socket = False  # a message on a WebSocket: it always streams
 
     # -- in
 
@@ -162,6 +172,8 @@ class Exchange:
 
     def watch(self) -> None:
         """From now on the request is cancelled when the client leaves: only a task that awaits `receive` sees it go."""
+        if self.superseded_by:
+            raise Superseded(self.superseded_by)
         loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(loop)
         watcher = loop.create_task(self._watch())  # ends with the connection or the response
@@ -234,6 +246,27 @@ class Exchange:
 
     # -- whatever happened
 
+    def converse(self, *, barge_in: bool = False) -> None:
+        """Take part in the conversation that the request names, if it names one; with barge-in, cut what runs in it. `barge_in`: what holds
+        where the request does not say. Raises BadRequest for a name that cannot be one."""
+        said = named_conversation(self.scope["headers"])
+        if said is None:
+            return
+        name, wanted = said
+        flight = self.flight
+        self._conversation = key = Key(flight.tenant, flight.key_id, name)
+        if cut := self.house.conversations.enter(key, self, barge_in=barge_in if wanted is None else wanted):
+            flight.decide("barge_in", superseded=cut)
+
+    def supersede(self, by: str) -> bool:
+        """Cut this run for the newer one whose trace_id is `by`. False where it has ended, or is ending, for another reason."""
+        if self.done or self.gone or self.expired or self.superseded_by:
+            return False
+        self.superseded_by = by
+        if self._task is not None:  # else it has not begun to run, and `watch` ends it
+            self._task.cancel()
+        return True
+
     async def run(self, route: Callable[[Exchange], Awaitable[None]]) -> None:
         """Walk a route; every way out ends in a booked flight."""
         running = self.house.running
@@ -243,13 +276,15 @@ class Exchange:
         except TidegateError as error:
             await self._fail(error)
         except asyncio.CancelledError:
-            if not self.gone and not self.expired:  # the server is stopping
+            if not self.gone and not self.expired and not self.superseded_by:  # the server is stopping
                 self._book("error", self.status or 503)
                 raise
             assert self._task is not None, "only a watched request is ended by us"
             self._task.uncancel()
             if self.gone:
                 self._book("client_gone", 499)
+            elif self.superseded_by:
+                await self._fail(Superseded(self.superseded_by))
             else:
                 seconds = self.house.deadline_s
                 await self._fail(DeadlineExceeded(f"The request took longer than {seconds:.0f} s.", hint="Ask for less, or raise server.deadline_s."))
@@ -258,6 +293,8 @@ class Exchange:
             await self._fail(TidegateError("Something went wrong inside Tidegate.", hint="Give the operator this trace_id."))
         finally:
             running.discard(self)
+            if self._conversation is not None:
+                self.house.conversations.leave(self._conversation, self)
 
     async def _fail(self, error: TidegateError) -> None:
         flight = self.flight
@@ -269,7 +306,7 @@ class Exchange:
         else:
             flight.end = "refused" if error.http_status == 429 and not flight.engine else "error"
         status = error.http_status
-        if flight.end == "client_gone" or self.done:
+        if isinstance(error, ClientGone) or self.done:
             self._book(flight.end, 499)
         elif self.started:  # the head is out: an error event says what happened, and no [DONE] follows
             flight.decide("failed_in_stream", status=status, code=error.public_code)
@@ -280,6 +317,8 @@ class Exchange:
     def error_event(self, error: TidegateError) -> bytes:
         body = error_body(error, self.flight.id)
         body["error"]["status"] = error.http_status
+        if self.ask is not None and self.ask.shows_usage != "never":
+            body["usage"] = usage_fields(self.flight.usage)
         prefix = b"event: error\n" if self.flight.capability else b""
         return prefix + b"data: " + msgspec.json.encode(body) + b"\n\n"
 

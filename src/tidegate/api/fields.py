@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.core.ask import ShowsUsage
 from tidegate.core.errors import BadRequest
 from tidegate.core.nesting import MAX_DEPTH, too_deep
 from tidegate.core.plugins import nearest
@@ -33,6 +34,9 @@ CHAT: Fields = {
 }
 COMPLETION: Fields = {**_SHARED, "prompt": (str, list), "suffix": _TEXT, "echo": _BOOL, "best_of": (int,), "logprobs": (int,)}
 EMBEDDING: Fields = {"model": _TEXT, "input": (str, list), "encoding_format": _TEXT, "dimensions": (int,), "user": _TEXT, "input_type": _TEXT}
+
+#: Our own member of `stream_options`: tell the tokens so far with every batch of events.
+CONTINUOUS_USAGE = "continuous_usage"
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MESSAGE = frozenset({
@@ -127,6 +131,27 @@ def check_lists(fields: dict[str, Any]) -> None:
         value = fields.get(name)
         if isinstance(value, list) and not all(isinstance(item, kind) for item in value):
             raise BadRequest(f"`{name}` must be a list of {what}.", hint="docs/openai.md lists the fields and their types.", param=name)
+
+
+def stream_options(fields: dict[str, Any], streams: bool) -> ShowsUsage:
+    """When the caller wants to be told the tokens of its stream; takes our own option out, which no engine knows. Raises BadRequest."""
+    options = fields.get("stream_options")
+    if not options:
+        return "never"
+    for name in ("include_usage", CONTINUOUS_USAGE):
+        if not isinstance(options.get(name), bool | None):
+            where = f"stream_options.{name}"
+            raise BadRequest(f"`{where}` must be true or false.", hint="Leave it out for false.", param=where)
+    if CONTINUOUS_USAGE in options:
+        fields["stream_options"] = {name: value for name, value in options.items() if name != CONTINUOUS_USAGE}
+        if options[CONTINUOUS_USAGE]:
+            if not streams:
+                raise BadRequest(
+                    "`stream_options.continuous_usage` is for streams.", hint="Add `stream`: true; a whole answer always tells its usage.",
+                    param="stream_options.continuous_usage",
+                )  # fmt: skip
+            return "always"
+    return "last" if options.get("include_usage") else "never"
 
 
 def check_prompt(prompt: Any) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from tidegate.admission.limits import Limits, Ticket
 from tidegate.api.events import EventMaker, usage_fields
 from tidegate.api.exchange import MOST_NAME_CHARS, Exchange, asking
-from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check_lists, check_messages, check_prompt, decode_object
+from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check_lists, check_messages, check_prompt, decode_object, stream_options
 from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import BadRequest, MethodNotAllowed, StoreDown
@@ -47,7 +47,7 @@ class GenerationRoute:
         body = await exchange.body()
         ask = exchange.new_ask(caller)
         try:
-            self._parse(ask, body)
+            self._parse(ask, body, streams=exchange.on_socket)
         finally:
             ask.flight.lap("parse")  # also of a body that is refused
         call = ask.call
@@ -56,6 +56,7 @@ class GenerationRoute:
         ask.flight.lap("limits")
         exchange.watch()
         try:
+            exchange.converse()
             if ask.stream:
                 await self._stream(exchange, ask, ticket)
             else:
@@ -63,7 +64,8 @@ class GenerationRoute:
         finally:
             settle(ticket, exchange)
 
-    def _parse(self, ask: Ask, body: bytes) -> None:
+    def _parse(self, ask: Ask, body: bytes, *, streams: bool) -> None:
+        """`streams`: the answer is a stream without being asked for as one."""
         fields = decode_object(body)
         check_fields(fields, self._fields)
         check_lists(fields)
@@ -73,12 +75,16 @@ class GenerationRoute:
             check_prompt(fields.get("prompt"))
         if fields.get("n", 1) not in (1, None):
             raise BadRequest("`n` other than 1 is not supported.", hint="Send the request n times.", param="n")
-        ask.stream = ask.flight.stream = bool(fields.pop("stream", False))
-        named = fields.pop("model", None)
-        # The caller's own bytes may be forwarded as they are, but not where the model has to be added, and not a stream whose usage
-        # nobody asked for: we book it in any case.
+        asked = fields.pop("stream", streams)
+        if streams and not asked:
+            raise BadRequest("A WebSocket always streams.", hint="Leave `stream` out, or send a POST for a whole answer.", param="stream")
+        ask.stream = ask.flight.stream = asked
         options = fields.get("stream_options")
-        usable = named is not None and (not ask.stream or bool(options and options.get("include_usage")))
+        ask.shows_usage = stream_options(fields, asked) if options else "never"
+        named = fields.pop("model", None)
+        # The caller's own bytes may be forwarded as they are, but not where the model or `stream` has to be added, not with an option that is
+        # ours, and not a stream whose usage nobody asked for: we book it in any case.
+        usable = named is not None and (not asked or (ask.shows_usage == "last" and not streams)) and fields.get("stream_options") is options
         ask.call = EngineCall(self._kind, named or DEFAULT, fields, body if usable else None)
         ask.flight.model = named[:MOST_NAME_CHARS] if named else ""
 
@@ -90,9 +96,7 @@ class GenerationRoute:
         await exchange.json(200, body, ticket.headers())
 
     async def _stream(self, exchange: Exchange, ask: Ask, ticket: Ticket) -> None:
-        assert ask.call is not None
-        options = ask.call.body.get("stream_options")
-        relay = Relay(self._kind, exchange, ticket, shows_usage=bool(options and options.get("include_usage")))
+        relay = Relay(self._kind, exchange, ticket, ask)
         ask.emit = relay.emit
         await run(ask, self._steps)
         await exchange.end_stream(DONE)
@@ -102,11 +106,12 @@ class Relay:
     """Writes chunks as OpenAI events: the engine's own exactly as it said them, the others made here. The head waits for the first event, so
     that an error keeps its status."""
 
-    def __init__(self, kind: Kind, exchange: Exchange, ticket: Ticket, *, shows_usage: bool) -> None:
+    def __init__(self, kind: Kind, exchange: Exchange, ticket: Ticket, ask: Ask) -> None:
         self._kind: Kind = kind
         self._exchange = exchange
         self._ticket = ticket
-        self._shows_usage = shows_usage
+        self._shows_usage = ask.shows_usage != "never"
+        self._counted = ask if ask.shows_usage == "always" else None
         self._begun = False
         self._first: bytes | None = None  # the engine's own first event
         self._maker: EventMaker | None = None
@@ -123,6 +128,8 @@ class Relay:
         piece = b"".join(pieces)
         if not piece:
             return None
+        if self._counted is not None:
+            piece += self._count(batch, self._counted)
         if self._begun:
             return self._exchange.write(piece)
         return self._begin(batch, piece)
@@ -136,10 +143,19 @@ class Relay:
 
     def _made(self, batch: list[Chunk], chunk: Chunk) -> bytes:
         """The events of a chunk that did not come as one."""
+        return self._events(batch).events(chunk, shows_usage=self._shows_usage)
+
+    def _count(self, batch: list[Chunk], ask: Ask) -> bytes:
+        """The tokens so far, where the batch does not end in the engine's own count."""
+        if batch[-1].usage is not None or ask.running is None:
+            return b""
+        return self._events(batch).usage(ask.running.usage)
+
+    def _events(self, batch: list[Chunk]) -> EventMaker:
         if self._maker is None:
             first = self._first if self._begun else batch[0].raw
             self._maker = EventMaker(self._kind, self._exchange.flight, first)
-        return self._maker.events(chunk, shows_usage=self._shows_usage)
+        return self._maker
 
 
 def settle(ticket: Ticket, exchange: Exchange) -> None:
@@ -149,7 +165,7 @@ def settle(ticket: Ticket, exchange: Exchange) -> None:
     call = exchange.ask.call if exchange.ask is not None else None
     if flight.engine and (flight.usage.total_tokens or flight.token_ns):
         ticket.settle(flight.usage.total_tokens)
-    elif flight.engine and call is not None and (exchange.gone or exchange.expired):
+    elif flight.engine and call is not None and (exchange.gone or exchange.expired or exchange.superseded_by):
         ticket.settle(estimate_prompt_tokens(call))
     else:
         ticket.refund()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -95,17 +95,33 @@ class EngineAnswer(msgspec.Struct):
 Emit = Callable[[list[Chunk]], Awaitable[None] | None]
 
 
+class Counting(Protocol):
+    """Counts the tokens of a running generation: an engine's stream, or what stands for several."""
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far, good at any time."""
+        ...
+
+
+#: When the client is told the tokens of its stream: never, with its last event, or with every batch of events.
+ShowsUsage = Literal["never", "last", "always"]
+
+
 class Ask:
     """One request on its way. Rooms read what they need and add what they make; every field has one writer.
 
-    - api: caller, deadline, flight, capability, stream, input, call (on /v1), emit
+    - api: caller, deadline, flight, capability, stream, input, call (on /v1), emit, shows_usage
     - retrieve: passages
     - prompt: call
-    - generate: text, whole (an engine's whole answer), end (through the flight)
+    - generate: text, whole (an engine's whole answer), running (while it streams), end (through the flight)
     - contract: answer
     """
 
-    __slots__ = ("answer", "call", "caller", "capability", "deadline", "emit", "flight", "input", "passages", "stream", "text", "whole")
+    __slots__ = (
+        "answer", "call", "caller", "capability", "deadline", "emit", "flight", "input", "passages", "running", "shows_usage", "stream",
+        "text", "whole",
+    )
 
     def __init__(self, flight: Flight, caller: Caller, deadline: Deadline, *, stream: bool = False, emit: Emit | None = None) -> None:
         self.flight = flight
@@ -120,3 +136,5 @@ class Ask:
         self.text: list[str] = []
         self.whole: EngineAnswer | None = None
         self.answer: dict[str, Any] | None = None
+        self.running: Counting | None = None
+        self.shows_usage: ShowsUsage = "never"

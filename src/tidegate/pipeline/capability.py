@@ -48,6 +48,9 @@ class Generate(Section):
 
     max_tokens: int = Field(256, ge=1, description="Most tokens that the model may answer with.")
     temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature.")
+    barge_in: bool = Field(
+        False, description="A new message of a conversation (the header `x-tidegate-conversation`) cuts the answer that still runs in it."
+    )
     json_schema: bool = Field(False, description="Send the output schema to the engine; the answer is checked again by us in any case.")
 
 

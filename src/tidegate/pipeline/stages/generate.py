@@ -73,6 +73,7 @@ class GenerateStage:
 
     async def _relay(self, ask: Ask, stream: EngineStream, budget: asyncio.Timeout | None) -> None:
         flight, text = ask.flight, ask.text
+        ask.running = stream
         emit = None if self._holds else ask.emit
 
         def take(batch: list[Chunk]) -> Awaitable[None] | None:
