@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from tidegate.admission.settings import LimitSettings
-from tidegate.api.settings import ServerSettings, TenantSettings
+from tidegate.api.settings import ServerSettings, StreamSettings, TenantSettings
 from tidegate.core.errors import SettingsError
 from tidegate.core.plugins import nearest
 from tidegate.core.settings import Leaf, Section, fits, inner, leaves, shown, values
@@ -37,6 +37,7 @@ class Settings(Section):
     """The whole of tidegate.toml."""
 
     server: ServerSettings = Field(default_factory=ServerSettings, description="The gateway's own door.")
+    streams: StreamSettings = Field(default_factory=StreamSettings, description="What happens when a client leaves, comes back or reads slowly.")
     tenants: dict[str, TenantSettings] = Field({}, description="What is kept of a tenant's traffic, by the tenant's name.")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="What one API key may use.")
     capabilities: CapabilitySettings = Field(default_factory=CapabilitySettings, description="Where your capabilities are.")

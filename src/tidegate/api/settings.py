@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from tidegate.core.settings import Section
@@ -20,7 +22,39 @@ class ServerSettings(Section):
     keep_alive_s: int = Field(75, ge=1, description="Seconds that an idle client connection is kept open.")
     grace_s: int = Field(20, ge=0, description="Seconds that running answers get to finish when the gateway is stopped.")
     keys_refresh_s: float = Field(2.0, gt=0, description="Seconds between two readings of the key table: a revoked key works no longer than this.")
+    head_wait_s: float = Field(
+        2.0, ge=0, description="Seconds that a stream's response head waits for the engine's first event, so that a refusal keeps its status."
+    )
+    keepalive_s: float = Field(15.0, gt=0, description="Seconds without an event after which a stream carries a comment, so that proxies keep it.")
     backlog: int = Field(2048, ge=1, description="Connections that may wait to be accepted.")
+
+
+#: What a run does when its client leaves.
+LeavePolicy = Literal["cancel", "drain", "keep"]
+
+
+class StreamSettings(Section):
+    """`[streams]`: what happens when a client leaves in the middle, comes back, or reads slowly."""
+
+    leave: LeavePolicy = Field(
+        "cancel",
+        description="When the client of a /v1 stream leaves: `cancel` frees the engine at once, `drain` reads up to `drain_tokens` more so that usage "
+        "is exact, `keep` goes on and holds the rest for a client that comes back.",
+    )
+    drain_tokens: int = Field(256, ge=1, description="With `drain`: tokens that are still read after the client left.")
+    callers_may: list[LeavePolicy] = Field([], description="Policies that a caller may choose instead, with the header `x-tidegate-leave`.")
+    grace_s: float = Field(30.0, gt=0, description="With `keep`: seconds that a stream waits for its client to come back.")
+    replay_bytes: int = Field(1_048_576, ge=16_384, description="With `keep`: bytes of events that are held for one stream.")
+    replay_total_bytes: int = Field(67_108_864, ge=16_384, description="With `keep`: bytes of events that are held for all streams together.")
+    replay_streams: int = Field(1000, ge=1, description="With `keep`: streams that are held at once; one more is not kept.")
+    slow_reader: Literal["block", "coalesce", "drop"] = Field(
+        "block",
+        description="When a client reads more slowly than the engine writes: `block` slows the engine, `coalesce` merges what waits into fewer events, "
+        "`drop` gives the client up after `slow_reader_s`.",
+    )
+    slow_reader_s: float = Field(30.0, gt=0, description="Seconds without a byte read after which a client is given up, where that is to happen.")
+    buffer_bytes: int = Field(65_536, ge=1024, description="Bytes that may wait for a client before it counts as a slow reader.")
+    coalesce_bytes: int = Field(262_144, ge=1024, description="With `coalesce`: bytes that are merged before the engine is slowed after all.")
 
 
 class TenantSettings(Section):

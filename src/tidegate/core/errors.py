@@ -9,6 +9,8 @@ sent as `Retry-After` where it is known.
     |   |-- HeadTooLarge 431
     |   |-- ContextTooLong 400   the prompt does not fit the model's context
     |   |-- InputInvalid 422     business fields break the capability's input contract
+    |   |-- ResumeLost 410       the rest of a stream is no longer there
+    |   |-- ResumedElsewhere 409  a newer reader took the stream over
     |   `-- DocumentUnreadable 422  a file that was to be ingested cannot be read
     |-- Unauthorized 401, Forbidden 403, NotFound 404, MethodNotAllowed 405
     |-- RateLimited 429
@@ -103,6 +105,20 @@ class InputInvalid(BadRequest):
 
     code = "input_invalid"
     status = 422
+
+
+class ResumeLost(BadRequest):
+    """The rest of the stream is no longer there."""
+
+    code = "resume_lost"
+    status = 410
+
+
+class ResumedElsewhere(BadRequest):
+    """A newer reader took this stream over."""
+
+    code = "resumed_elsewhere"
+    status = 409
 
 
 class DocumentUnreadable(BadRequest):

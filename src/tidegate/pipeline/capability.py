@@ -13,7 +13,7 @@ import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 import jinja2.sandbox
@@ -54,6 +54,15 @@ class Generate(Section):
     json_schema: bool = Field(False, description="Send the output schema to the engine; the answer is checked again by us in any case.")
 
 
+class Leave(Section):
+    """What happens to a running answer when its client leaves."""
+
+    policy: Literal["cancel", "drain", "keep"] = Field(
+        "cancel", description="`cancel` frees the engine, `drain` reads a few tokens more, `keep` goes on and holds the rest for a client that comes back."
+    )
+    tokens: int = Field(256, ge=1, description="With `drain`: tokens that are still read.")
+
+
 class Manifest(Section):
     """capability.toml."""
 
@@ -64,6 +73,7 @@ class Manifest(Section):
     budgets: Budgets = Field(default_factory=lambda: Budgets.model_validate({}), description="Time shares.")
     retrieve: Retrieve = Field(default_factory=lambda: Retrieve.model_validate({}), description="Retrieval.")
     generate: Generate = Field(default_factory=lambda: Generate.model_validate({}), description="Generation.")
+    leave: Leave = Field(default_factory=lambda: Leave.model_validate({}), description="What happens when the client leaves.")
 
 
 @dataclass(frozen=True, slots=True)
