@@ -1,0 +1,124 @@
+"""vLLM's streams: the ids of their tokens beside the text, and an answer that was begun by an earlier call."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from tidegate.core.chunk import Chunk, Usage
+from tidegate.engines.dialect import Dialect
+from tidegate.engines.stream import Stream
+
+# A quote that belongs to a text is escaped, so these bytes are members of the event wherever they stand.
+_IDS = b',"token_ids":['
+_PROMPT_IDS = b',"prompt_token_ids":['
+_PROMPT_TEXT = b',"prompt_text":null'
+_NO_LOGPROBS = b'"logprobs":null'
+
+_ints = msgspec.json.Decoder(list[int]).decode
+
+
+class VllmDialect(Dialect):
+    """OpenAI's dialect with `return_token_ids`: ids become `Chunk.token_ids` and are taken out of `raw`, unless the caller asked for them.
+
+    A character of several tokens comes as events without text; their ids go to the chunk that brings it, and such an event is passed on as
+    one that says nothing. Usage is exact at any time: the ids are counted. `begun`: tokens of the answer at the end of the prompt, which
+    belong to the completion. `forwards`: False where the engine's events are not of the kind that the caller reads.
+    """
+
+    __slots__ = ("_held", "begun", "counted", "forwards", "prompt_tokens", "shows_ids")
+
+    def __init__(self, label: str, *, shows_ids: bool = False, forwards: bool = True, begun: int = 0) -> None:
+        super().__init__(label)
+        self.shows_ids = shows_ids
+        self.forwards = forwards
+        self.begun = begun
+        self.prompt_tokens = 0
+        self.counted = 0
+        self._held: list[int] = []
+
+    def chunk(self, data: bytes, at_ns: int) -> Chunk | None:
+        """See `Dialect.chunk`."""
+        ids: list[int] | None = None
+        said = data
+        at = data.find(_IDS)
+        if at >= 0:
+            end = data.index(b"]", at) + 1
+            ids = _ints(data[at + len(_IDS) - 1 : end])
+            self.counted += len(ids)
+            data = data[:at] + data[end:]
+        if not self.prompt_tokens:
+            data = self._without_prompt(data)
+        chunk = super().chunk(data, at_ns)
+        if chunk is None:
+            return None
+        if not self.forwards:
+            chunk.raw = None
+        elif self.shows_ids:
+            chunk.raw = said
+        if ids:
+            if self._held:
+                ids = self._held + ids
+            if chunk.text:
+                chunk.token_ids = ids
+                self._held = []
+            else:
+                self._held = ids
+                if chunk.kind == "notice" and chunk.finish is None and not self.shows_ids and _NO_LOGPROBS in data:
+                    chunk.raw = None  # sent only because we asked for the ids
+        return chunk
+
+    def best_usage(self, prompt_bytes: int) -> Usage:
+        """See `Dialect.best_usage`."""
+        if self.usage is None and self.prompt_tokens:
+            return Usage(self.prompt_tokens - self.begun, self.counted + self.begun)
+        return super().best_usage(prompt_bytes)
+
+    def _read_usage(self, usage: object) -> Usage:
+        told = super()._read_usage(usage)  # type: ignore[arg-type] # the struct is the base's own
+        if self.begun:
+            told = msgspec.structs.replace(
+                told, prompt_tokens=told.prompt_tokens - self.begun, completion_tokens=told.completion_tokens + self.begun
+            )
+            self.usage = told
+        return told
+
+    def _without_prompt(self, data: bytes) -> bytes:
+        """The first event without the prompt's ids, which are counted. They may be many: no JSON decoder sees them."""
+        at = data.find(_PROMPT_IDS)
+        if at < 0:
+            return data
+        end = data.index(b"]", at)
+        self.prompt_tokens = data.count(b",", at + len(_PROMPT_IDS), end) + 1
+        return data[:at] + data[end + 1 :].replace(_PROMPT_TEXT, b"", 1)
+
+
+class Begun:
+    """An `EngineStream` whose first chunks are there already; `rest` is the stream that goes on, None where nothing follows."""
+
+    def __init__(self, chunks: list[Chunk], rest: Stream | None, usage: Usage) -> None:
+        self._chunks = chunks
+        self._rest = rest
+        self._usage = usage
+
+    @property
+    def usage(self) -> Usage:
+        """See `core.ports.EngineStream.usage`."""
+        return self._rest.usage if self._rest is not None else self._usage
+
+    def abort(self) -> None:
+        """See `core.ports.EngineStream.abort`."""
+        self._chunks = []
+        if self._rest is not None:
+            self._rest.abort()
+
+    async def relay(self, take: Callable[[list[Chunk]], Awaitable[None] | None]) -> None:
+        """See `core.ports.EngineStream.relay`."""
+        chunks, self._chunks = self._chunks, []
+        if chunks:
+            waits = take(chunks)
+            if waits is not None:
+                await waits
+        if self._rest is not None:
+            await self._rest.relay(take)
