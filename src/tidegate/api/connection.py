@@ -11,6 +11,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tidegate.api.errors import error_bytes
+from tidegate.api.websocket_connection import serve_socket
 from tidegate.core.errors import BadRequest, HeadTooLarge, TidegateError
 from tidegate.core.flight import new_flight_id
 
@@ -42,6 +43,11 @@ class Corked:
             self._loop.call_soon(self._uncork)
             return
         self._transport.write(data)
+
+    @property
+    def raw(self) -> asyncio.Transport:
+        """The transport itself, for a connection that goes on as something else."""
+        return self._transport
 
     def close(self) -> None:
         self._uncork()
@@ -84,7 +90,11 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            rest = data[upgrade.args[0] :]
+            if self._opens_socket():
+                self._go_on_as_socket(rest)
+            else:
+                self._go_on_without_upgrade(rest)
         except httptools.HttpParserError as error:
             self._refuse(BadRequest(f"This is not HTTP/1.1: {error}.", hint="Send a whole HTTP/1.1 request; TLS ends in front of Tidegate."))
         else:
@@ -92,6 +102,34 @@ class Connection(HttpToolsProtocol):
                 self._head_bytes += len(data)
                 if self._head_bytes > MAX_HEAD_BYTES:
                     self._refuse(HeadTooLarge(f"The request's head is larger than {MAX_HEAD_BYTES} bytes.", hint="Send fewer headers."))
+
+    def _opens_socket(self) -> bool:
+        """Whether this is a WebSocket's handshake on a path that takes one, with nothing unanswered before it."""
+        takes_socket = getattr(self.app, "takes_socket", None)
+        headers = dict(self.headers)
+        return (
+            takes_socket is not None
+            and headers.get(b"upgrade", b"").lower() == b"websocket"
+            and b"sec-websocket-key" in headers
+            and not headers.keys() & {b"content-length", b"transfer-encoding"}
+            and self.parser.get_method() == b"GET"
+            and self.parser.get_http_version() == "1.1"
+            and (self.cycle is None or self.cycle.response_complete)
+            and takes_socket(httptools.parse_url(self.url).path)
+        )
+
+    def _go_on_as_socket(self, rest: bytes) -> None:
+        """The connection belongs to `api/websocket_connection.py` from here on; it gets the head as it came."""
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(HeadTooLarge(f"The request's head is larger than {MAX_HEAD_BYTES} bytes.", hint="Send fewer headers."))
+            return
+        self.connections.discard(self)
+        url = httptools.parse_url(self.url)
+        target = url.path + (b"?" + url.query if url.query else b"")
+        lines = [b"GET %b HTTP/1.1" % target, *(name + b": " + value for name, value in self.headers)]
+        transport = cast(Corked, self.transport).raw
+        if not serve_socket(transport, b"\r\n".join([*lines, b"", b""]), rest, self.config, self.server_state, self.app_state, self.loop):
+            self._refuse(HeadTooLarge("The handshake has too many headers, or one that is too long.", hint="Send fewer, and shorter ones."))
 
     def _go_on_without_upgrade(self, rest: bytes) -> None:
         """Decline an upgrade by answering in HTTP/1.1, as every client that offers one has to expect (Java's offers h2c with each first

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import uvicorn
 from starlette.exceptions import HTTPException
@@ -15,6 +16,8 @@ from starlette.exceptions import HTTPException
 from tidegate.api.connection import Connection
 from tidegate.api.exchange import Exchange, House, Receive, Scope, Send
 from tidegate.api.settings import ServerSettings
+from tidegate.api.websocket import HOT_PATHS, Session
+from tidegate.api.websocket_connection import SocketConnection
 from tidegate.core.errors import NotFound
 from tidegate.core.plugins import nearest
 
@@ -29,12 +32,17 @@ class Door:
         self._house = house
         self._hot = dict(hot)
         self._capabilities = {f"/api/v1/{path}": route for path, route in capabilities.items()}
+        self._sockets = {path: route for path, route in self._hot.items() if path in HOT_PATHS} | self._capabilities
         self._rest = rest
 
     @property
     def paths(self) -> list[str]:
         """The paths that are answered here."""
         return [*self._hot, *self._capabilities]
+
+    def takes_socket(self, raw_path: bytes) -> bool:
+        """Whether a WebSocket may be opened on a path."""
+        return unquote(raw_path.decode("latin-1")) in self._sockets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -48,6 +56,9 @@ class Door:
                 await Exchange(self._house, scope, receive, send).run(route)
                 return
             receive = _bounded(receive, scope["headers"], self._house.max_body_bytes)
+        elif scope["type"] == "websocket":
+            await Session(self._house, scope, receive, send, self._sockets[scope["path"]]).run()
+            return
         await self._rest(scope, receive, send)
 
     def _unknown(self, what: str, known: list[str]) -> Route:
@@ -99,10 +110,11 @@ class _Server(uvicorn.Server):
     `on_stop` is called when the stop begins: what would otherwise hold it open for the whole grace time (open pages) ends then.
     """
 
-    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None], request_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None], settings: ServerSettings) -> None:
         super().__init__(config)
         self._on_stop = on_stop
-        self._request_s = request_s
+        self._request_s = settings.deadline_s
+        self._socket_idle_s = settings.socket_idle_s
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # uvicorn's ticks are 0.1 s
@@ -110,6 +122,8 @@ class _Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, Connection):
                     connection.look(now_s, self.config.timeout_keep_alive, self._request_s)
+                elif isinstance(connection, SocketConnection):
+                    connection.look(now_s, self.config.timeout_keep_alive, self._socket_idle_s)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -133,6 +147,7 @@ async def serve(app: Asgi, settings: ServerSettings, bound: socket.socket, on_st
     """Serve until SIGINT, SIGTERM or SIGHUP; running answers get `server.grace_s` to finish, a second SIGINT hastens."""
     config = uvicorn.Config(
         app, http=Connection, loop="none", lifespan="off", log_config=None, access_log=False, server_header=False, ws="none", proxy_headers=False,
-        timeout_keep_alive=settings.keep_alive_s, timeout_graceful_shutdown=settings.grace_s, backlog=settings.backlog,
+        ws_max_size=settings.max_body_bytes, ws_per_message_deflate=False, ws_ping_interval=None, timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=settings.grace_s, backlog=settings.backlog,
     )
-    await _Server(config, on_stop, settings.deadline_s).serve(sockets=[bound])
+    await _Server(config, on_stop, settings).serve(sockets=[bound])

@@ -20,6 +20,7 @@ class ServerSettings(Section):
     max_body_bytes: int = Field(4_194_304, ge=1024, description="Largest request body in bytes; a larger one is refused with 413.")
     deadline_s: float = Field(300.0, gt=0, description="Seconds after which a request is ended, whatever it is doing.")
     keep_alive_s: int = Field(75, ge=1, description="Seconds that an idle client connection is kept open.")
+    socket_idle_s: float = Field(600.0, gt=0, description="Seconds that a WebSocket on which nothing runs is kept open.")
     grace_s: int = Field(20, ge=0, description="Seconds that running answers get to finish when the gateway is stopped.")
     keys_refresh_s: float = Field(2.0, gt=0, description="Seconds between two readings of the key table: a revoked key works no longer than this.")
     head_wait_s: float = Field(
