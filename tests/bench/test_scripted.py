@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from tidegate.bench.directives import FAULTS, Directives, parse
-from tidegate.bench.script import WORDS
 from tidegate.bench.scripted import Scripted, start
+from tidegate.bench.tokens import WORDS
 from tidegate.core.errors import BadRequest
 
 

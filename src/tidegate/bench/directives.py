@@ -27,6 +27,7 @@ FAULTS: dict[str, str] = {
     "two_choices": "every event carries a second choice",
     "cut": "the connection closes after k tokens",
     "reset": "the connection is reset after k tokens",
+    "cut_bytes": "the connection closes after k bytes of the response, its head included",
     "cut_event": "the connection closes in the middle of event k",
     "end_early": "the body ends well after k tokens, without finish_reason or [DONE]",
     "error_event": "an error event after k tokens, then the end",

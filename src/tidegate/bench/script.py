@@ -10,12 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidegate.bench.directives import Directives, pieces
+from tidegate.bench.directives import Directives, parse, pieces
+from tidegate.bench.tokens import CONTROL, OTHERS, WORDS, after_mark, decode, encode
+from tidegate.core.errors import BadRequest
 
-WORDS = (
-    " the", " quick", " brown", " fox", " jumps", " over", " lazy", " dogs",
-    " and", " then", " café", " 你好", " runs", " off", " 😀", " far",
-)  # fmt: skip
 MODEL = "scripted"
 _CREATED = 1_700_000_000
 _ARGUMENTS = ('{"ci', 'ty":"Par', 'is é"', ',"n":1', "2}")
@@ -39,28 +37,54 @@ Kind = Literal["chat", "completion"]
 
 
 class Request(msgspec.Struct):
-    """What the engine was asked, as far as the script cares."""
+    """What the engine was asked, as far as the script cares.
+
+    `words`: the tokens that it will say, and `finish` why it ends there. `prompt_ids`: where the prompt came as ids. `tells_ids`: each event
+    carries the ids of its tokens, as vLLM's do.
+    """
 
     kind: Kind
     stream: bool
     usage: bool
     prompt: str
-    limit: int | None
     orders: Directives
+    words: list[str]
+    finish: str
+    prompt_ids: list[int] | None = None
+    tells_ids: bool = False
 
 
-def read(kind: Kind, body: dict[str, Any], orders: Directives, prompt: str) -> Request:
-    """The request in a body; `max_tokens` (or `max_completion_tokens`) bounds the answer as with a real engine."""
+def read(kind: Kind, body: dict[str, Any]) -> Request:
+    """The request in a body; `max_tokens` (or `max_completion_tokens`, `n_predict`) bounds the answer as with a real engine.
+
+    A prompt of token ids is the middle of an answer: what of the answer stands in it already is not said again, nor does a fault happen
+    again whose token lies there. Raises BadRequest for orders and ids that are not understood.
+    """
     options = body.get("stream_options")
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    limit = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("n_predict")
+    ids = body.get("prompt")
+    if isinstance(ids, list) and ids and all(type(number) is int for number in ids):
+        prompt, words, orders = _go_on(ids)
+    else:
+        ids, prompt = None, prompt_of(body)
+        orders = parse(prompt)
+        words = _script(orders)
+    banned = _banned(body.get("logit_bias"))
+    if banned:
+        words = [_allowed(word, banned) for word in words]
+    finish = "stop"
+    if isinstance(limit, int) and 0 < limit < len(words):
+        words, finish = words[:limit], "length"
+        if ids is not None and orders.at >= limit and orders.fault in _AT_TOKEN:
+            orders.fault = "none"
     return Request(
-        kind, body.get("stream") is True, isinstance(options, dict) and options.get("include_usage") is True,
-        prompt, limit if isinstance(limit, int) else None, orders,
+        kind, body.get("stream") is True, isinstance(options, dict) and options.get("include_usage") is True, prompt, orders, words, finish,
+        ids, body.get("return_token_ids") is True,
     )  # fmt: skip
 
 
 def prompt_of(body: dict[str, Any]) -> str:
-    """All text of the messages or the prompt, in order, one a line."""
+    """All text of the messages or the prompt, in order, one a line. Raises BadRequest for ids that are not of the vocabulary."""
     texts: list[str] = []
 
     def collect(value: Any) -> None:
@@ -74,7 +98,11 @@ def prompt_of(body: dict[str, Any]) -> str:
             collect(value.get("text"))
 
     collect(body.get("messages"))
-    collect(body.get("prompt"))
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and all(type(number) is int for number in prompt):
+        texts.append(_decoded(prompt).decode("utf-8", "replace"))
+    else:
+        collect(prompt)
     return "\n".join(texts)
 
 
@@ -90,6 +118,8 @@ def answer(request: Request) -> Iterator[Step]:
     elif orders.fault == "die":
         yield from _waited(orders.first_ms)
         yield Act.CLOSE
+    elif orders.fault == "cut_bytes":
+        yield from _first_bytes(_stream(request) if request.stream else _whole(request), orders.at)
     elif orders.fault == "huge_head":
         yield b"HTTP/1.1 200 OK\r\n"
         for number in range(4096):
@@ -107,6 +137,18 @@ def answer(request: Request) -> Iterator[Step]:
         yield Act.REFUSE
 
 
+def native(request: Request) -> dict[str, Any]:
+    """The whole answer as llama.cpp's own /completion says it, as far as it is read here."""
+    words = request.words
+    ended = request.finish == "stop"
+    end_id = encode(CONTROL[1], special=True)
+    return {
+        "content": "".join(words), "tokens": [*encode("".join(words), special=False), *(end_id if ended else ())], "stop": True,
+        "stop_type": "eos" if ended else "limit", "tokens_predicted": len(words) + ended,
+        "tokens_evaluated": _prompt_tokens(request),
+    }  # fmt: skip
+
+
 def json_response(status: int, fields: Any, *headers: bytes) -> bytes:
     """A response with a JSON body."""
     return _response(status, b"application/json", json.dumps(fields, ensure_ascii=False).encode(), *headers)
@@ -117,7 +159,7 @@ def json_response(status: int, fields: Any, *headers: bytes) -> bytes:
 
 def _whole(request: Request) -> Iterator[Step]:
     orders = request.orders
-    words, finish = _words(request)
+    words, finish = request.words, request.finish
     yield from _waited(orders.first_ms + orders.between_ms * max(0, len(words) - 1))
     text = "" if orders.fault in ("empty", "silent") else "".join(words)
     fields: dict[str, Any] = {"id": "scripted-1", "object": _object(request), "created": _CREATED, "model": MODEL}
@@ -132,6 +174,8 @@ def _whole(request: Request) -> Iterator[Step]:
         choice["message"] = {"role": "assistant", "content": "".join(words[half:]), "reasoning_content": "".join(words[:half])}
     else:
         choice["message"] = {"role": "assistant", "content": text}
+    if request.tells_ids:
+        choice["token_ids"] = encode(text, special=False)
     fields["choices"] = [choice]
     if orders.fault != "no_usage":
         fields["usage"] = _usage(request, len(words))
@@ -227,7 +271,7 @@ def _events(request: Request) -> Iterator[Step]:
     """The events' bytes, and what interrupts them."""
     orders = request.orders
     fault = orders.fault
-    words, finish = _words(request)
+    words, finish = request.words, request.finish
     if fault in ("empty", "silent"):
         words = []
     line_end = {"crlf": b"\r\n", "cr": b"\r"}.get(fault, b"\n")
@@ -267,6 +311,8 @@ _INTERRUPTED = frozenset(
         "huge_line", "abort",
     }
 )  # fmt: skip
+#: Faults that happen at token k.
+_AT_TOKEN = _INTERRUPTED
 _ERROR = {"message": "the engine died", "type": "server_error", "code": "engine_dead", "status": 503}
 
 
@@ -322,6 +368,8 @@ def _payloads(request: Request, words: list[str]) -> Iterator[str]:
             choice = {"delta": {"reasoning_content": word}}
         else:
             choice = {"delta": {"role": "assistant", "content": word} if number == 0 else {"content": word}}
+        if request.tells_ids:
+            choice["token_ids"] = encode(word, special=False)
         yield _payload(request, {**choice, "finish_reason": None})
 
 
@@ -342,18 +390,85 @@ def _event(payload: str, number: int, fault: str, line_end: bytes) -> bytes:
 # -- parts
 
 
-def _words(request: Request) -> tuple[list[str], str]:
-    """The answer's tokens and its finish reason."""
-    orders = request.orders
+def _script(orders: Directives) -> list[str]:
+    """All tokens of the answer."""
     if orders.answer is not None:
-        words = pieces(orders.answer)
-    elif orders.word is not None:
-        words = [orders.word] * orders.tokens
+        return pieces(orders.answer)
+    if orders.word is not None:
+        return [orders.word] * orders.tokens
+    return [WORDS[number % len(WORDS)] for number in range(orders.tokens)]
+
+
+def _go_on(ids: list[int]) -> tuple[str, list[str], Directives]:
+    """The text of a prompt of ids, the tokens that are left to say, and the orders with their fault's place counted from here."""
+    at = after_mark(ids)
+    if at is not None:
+        said = _decoded(ids[at:])
+        prompt = _decoded(ids[:at]).decode("utf-8", "replace")
+        orders = parse(prompt)
+        words, done, _ = _rest(_script(orders), said)
     else:
-        words = [WORDS[number % len(WORDS)] for number in range(orders.tokens)]
-    if request.limit is not None and request.limit < len(words):
-        return words[: request.limit], "length"
-    return words, "stop"
+        whole = _decoded(ids)
+        prompt = whole.decode("utf-8", "replace")
+        orders = parse(prompt)
+        words, done = _rest_of_completion(_script(orders), whole)
+    orders.at -= done
+    if orders.fault == "cut_bytes" or (orders.fault in _AT_TOKEN and orders.at <= 0):
+        orders.fault = "none"
+    return prompt, words, orders
+
+
+def _rest_of_completion(script: list[str], prompt: bytes) -> tuple[list[str], int]:
+    """Where nothing marks the answer's beginning: what stands behind the orders is its beginning, else the longest end of the prompt that is."""
+    behind = prompt[prompt.rfind(b"##") + 2 :] if b"##" in prompt else prompt
+    longest = sum(max(len(word.encode()), *(len(other) for other in OTHERS)) for word in script)
+    for at in range(max(0, len(behind) - longest), len(behind) + 1):
+        words, done, exact = _rest(script, behind[at:])
+        if exact:
+            return words, done
+    return script, 0
+
+
+def _rest(script: list[str], said: bytes) -> tuple[list[str], int, bool]:
+    """The tokens that come after `said`, how many were begun, and whether all of `said` is the script's.
+
+    A token may have been said as one of OTHERS. Where something stands that is not the script's, the script goes on with its next token.
+    """
+    for number, word in enumerate(script):
+        if not said:
+            return script[number:], number, True
+        ways = [way.encode() for way in (word, *OTHERS)]
+        whole = next((way for way in ways if said.startswith(way)), None)
+        if whole is not None:
+            said = said[len(whole) :]
+            continue
+        begun = next((way for way in ways if way.startswith(said)), None)
+        if begun is None:
+            return script[number:], number, False
+        return [begun[len(said) :].decode("utf-8", "replace"), *script[number + 1 :]], number + 1, True
+    return [], len(script), not said
+
+
+def _decoded(ids: list[int]) -> bytes:
+    try:
+        return decode(ids)
+    except ValueError as error:
+        raise BadRequest(str(error), hint="POST /tokenize makes ids of a text.", param="prompt") from None
+
+
+def _banned(bias: Any) -> frozenset[int]:
+    """The ids that may not be said: those with a bias of -100 or less, or false, as llama.cpp has it."""
+    pairs = bias.items() if isinstance(bias, dict) else bias if isinstance(bias, list) else ()
+    banned = set()
+    for number, value in pairs:
+        if value is False or (isinstance(value, (int, float)) and value is not True and value <= -100):
+            banned.add(int(number))
+    return frozenset(banned)
+
+
+def _allowed(word: str, banned: frozenset[int]) -> str:
+    """The word, or where its first token is banned the first of OTHERS that is not."""
+    return next((way for way in (word, *OTHERS) if encode(way, special=False)[:1][0] not in banned), word) if word else word
 
 
 def _top(request: Request) -> dict[str, Any]:
@@ -378,8 +493,13 @@ def _json(fields: Any) -> str:
 
 
 def _usage(request: Request, tokens: int) -> dict[str, int]:
-    prompt = len(request.prompt.split())
+    prompt = _prompt_tokens(request)
     return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+
+
+def _prompt_tokens(request: Request) -> int:
+    """Words, or ids where the prompt came as ids."""
+    return len(request.prompt.split()) if request.prompt_ids is None else len(request.prompt_ids)
 
 
 def _tool_call(arguments: str) -> dict[str, Any]:
@@ -389,6 +509,18 @@ def _tool_call(arguments: str) -> dict[str, Any]:
 def _waited(ms: float) -> Iterator[Step]:
     if ms > 0:
         yield ms
+
+
+def _first_bytes(steps: Iterator[Step], left: int) -> Iterator[Step]:
+    """The first bytes of a response, then the connection closes."""
+    for step in steps:
+        if isinstance(step, bytes):
+            if len(step) > left:
+                yield step[:left]
+                yield Act.CLOSE
+                return
+            left -= len(step)
+        yield step
 
 
 def _bytes(data: bytes) -> Iterator[Step]:

@@ -3,7 +3,8 @@
     python -m tidegate.bench.scripted --host 127.0.0.1 --port 0
 
 prints `listening 127.0.0.1:PORT` and runs until SIGTERM. `bench/directives.py` says what may be ordered. `GET /stats` counts; the same
-order gives the same bytes, always.
+order gives the same bytes, always. /tokenize, /detokenize, /apply-template, /props and /completion answer as llama.cpp's, /tokenize and /detokenize
+also as vLLM's.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import signal
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import httptools
 
-from tidegate.bench.directives import parse
-from tidegate.bench.script import MODEL, Act, Kind, Step, answer, json_response, prompt_of, read
+from tidegate.bench.script import MODEL, Act, Kind, Request, Step, answer, json_response, native, read
+from tidegate.bench.tokens import TEMPLATE, decode, encode, render
 from tidegate.core.errors import TidegateError
 
 _ROUTES: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
@@ -188,6 +189,11 @@ class _Connection(asyncio.Protocol):
         elif url == "/v1/models":
             model = {"id": MODEL, "object": "model", "created": 1, "owned_by": "scripted", "max_model_len": 8192}
             self._write(json_response(200, {"object": "list", "data": [model]}))
+        elif method == b"POST" and url in _TOKEN_ROUTES:
+            self._respond_json(_TOKEN_ROUTES[url], body)
+        elif url == "/props":
+            context = {"n_ctx": 8192, "params": {}}
+            self._write(json_response(200, {"chat_template": TEMPLATE, "default_generation_settings": context, "model_alias": MODEL}))
         elif url == "/health":
             self._write(json_response(200, {"status": "ok"}))
         elif url == "/stats":
@@ -195,17 +201,19 @@ class _Connection(asyncio.Protocol):
         else:
             self._write(json_response(404, {"error": {"message": f"no route {url}", "type": "not_found"}}))
 
-    def _generate(self, kind: Kind, body: bytes) -> Iterator[Step]:
+    def _respond_json(self, make: Callable[[dict[str, Any]], Any], body: bytes) -> None:
+        """A question about tokens: no generation, so it is not counted as a request."""
         try:
-            fields = json.loads(body)
-        except ValueError:
-            fields = None
-        if not isinstance(fields, dict):
-            raise TidegateError("The body is not a JSON object.")
+            self._write(json_response(200, make(_object(body))))
+        except TidegateError as error:
+            self._write(json_response(400, {"error": {"message": error.message, "type": error.type}}))
+
+    def _generate(self, kind: Kind, body: bytes) -> Iterator[Step]:
+        fields = _object(body)
         self.server.bodies.append(fields)
-        prompt = prompt_of(fields)
-        self.server.digests.append(hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:16])
-        return answer(read(kind, fields, parse(prompt), prompt))
+        request = read(kind, fields)
+        self.server.digests.append(hashlib.sha256(request.prompt.encode("utf-8", "replace")).hexdigest()[:16])
+        return answer(request)
 
     def _play(self) -> None:
         """Take steps until one has to be waited for. Bytes in a row are one write."""
@@ -266,6 +274,57 @@ class _Connection(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         self.server.written += len(data)
         self.transport.write(data)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise TidegateError("The body is not a JSON object.")
+    return fields
+
+
+def _tokenize(fields: dict[str, Any]) -> dict[str, Any]:
+    """As llama.cpp's where it says `content` (ids in a list stay ids), as vLLM's where it says `prompt` or `messages`."""
+    if "content" in fields:
+        content = fields["content"]
+        parts = content if isinstance(content, list) else [content]
+        special = fields.get("parse_special", True) is not False
+        ids: list[int] = []
+        for part in parts:
+            ids += [part] if isinstance(part, int) else encode(str(part), special=special)
+        if fields.get("with_pieces") is True:
+            return {"tokens": [{"id": number, "piece": decode([number]).decode("utf-8", "replace")} for number in ids]}
+        return {"tokens": ids}
+    text = render(fields["messages"], add_generation_prompt=fields.get("add_generation_prompt") is not False) if "messages" in fields else None
+    ids = encode(text if text is not None else str(fields.get("prompt", "")), special=True)
+    return {"tokens": ids, "count": len(ids), "max_model_len": 8192, "token_strs": None}
+
+
+def _detokenize(fields: dict[str, Any]) -> dict[str, str]:
+    tokens = fields.get("tokens")
+    try:
+        text = decode(tokens if isinstance(tokens, list) else []).decode("utf-8", "replace")
+    except ValueError as error:
+        raise TidegateError(str(error)) from None
+    return {"content": text, "prompt": text}
+
+
+def _apply_template(fields: dict[str, Any]) -> dict[str, str]:
+    return {"prompt": render(fields.get("messages"), add_generation_prompt=fields.get("add_generation_prompt") is not False)}
+
+
+def _completion(fields: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp's own completion, whole and without faults."""
+    request: Request = read("completion", fields)
+    return native(request)
+
+
+_TOKEN_ROUTES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "/tokenize": _tokenize, "/detokenize": _detokenize, "/apply-template": _apply_template, "/completion": _completion,
+}  # fmt: skip
 
 
 async def start(host: str = "127.0.0.1", port: int = 0, *, api_key: str | None = None, **options: Any) -> Scripted:
