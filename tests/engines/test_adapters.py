@@ -115,11 +115,11 @@ async def test_fields_pass_through(engine: OpenAIHttp, server: Scripted) -> None
     """What the caller asked for reaches the engine as it is; model and stream are the engine's own."""
     schema = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
     wants: dict[str, Any] = {"response_format": schema, "seed": 7, "top_k": 3}
-    await read(engine, ask("##n=1##", stream_options={"continuous_usage": True}, **wants))
+    await read(engine, ask("##n=1##", stream_options={"odd": True}, **wants))
     sent = server.bodies[-1]
     assert {key: sent[key] for key in wants} == wants
     assert (sent["model"], sent["stream"]) == ("m", True)
-    assert sent["stream_options"] == {"continuous_usage": True, "include_usage": True}
+    assert sent["stream_options"] == {"odd": True, "include_usage": True}
 
 
 async def test_max_tokens_ends_in_length(engine: OpenAIHttp) -> None:

@@ -23,66 +23,62 @@ class VllmDialect(Dialect):
     """OpenAI's dialect with `return_token_ids`: ids become `Chunk.token_ids` and are taken out of `raw`, unless the caller asked for them.
 
     A character of several tokens comes as events without text; their ids go to the chunk that brings it, and such an event is passed on as
-    one that says nothing. Usage is exact at any time: the ids are counted. `begun`: tokens of the answer at the end of the prompt, which
-    belong to the completion. `forwards`: False where the engine's events are not of the kind that the caller reads.
+    one that says nothing. `forwards`: False where the engine's events are not of the kind that the caller reads. `continues`: the answer was
+    begun before, so that it may end without a word more; `begun` tokens of it stand at the end of the prompt and count as completion.
     """
 
-    __slots__ = ("_held", "begun", "counted", "forwards", "prompt_tokens", "shows_ids")
+    __slots__ = ("_begun", "_forwards", "_held", "_shows_ids")
 
-    def __init__(self, label: str, *, shows_ids: bool = False, forwards: bool = True, begun: int = 0) -> None:
+    def __init__(self, label: str, *, shows_ids: bool = False, forwards: bool = True, continues: bool = False, begun: int = 0) -> None:
         super().__init__(label)
-        self.shows_ids = shows_ids
-        self.forwards = forwards
-        self.begun = begun
-        self.prompt_tokens = 0
-        self.counted = 0
+        self._shows_ids = shows_ids
+        self._forwards = forwards
+        self._begun = begun
         self._held: list[int] = []
+        self.said = continues
+        self.known = begun
 
     def chunk(self, data: bytes, at_ns: int) -> Chunk | None:
         """See `Dialect.chunk`."""
-        ids: list[int] | None = None
-        said = data
         at = data.find(_IDS)
-        if at >= 0:
-            end = data.index(b"]", at) + 1
-            ids = _ints(data[at + len(_IDS) - 1 : end])
-            self.counted += len(ids)
-            data = data[:at] + data[end:]
-        if not self.prompt_tokens:
-            data = self._without_prompt(data)
-        chunk = super().chunk(data, at_ns)
+        if at < 0:
+            chunk = super().chunk(self._without_prompt(data) if self._prompt is None else data, at_ns)
+            if chunk is not None and not self._forwards:
+                chunk.raw = None
+            return chunk
+        end = data.index(b"]", at) + 1
+        ids = _ints(data[at + len(_IDS) - 1 : end])
+        bare = data[:at] + data[end:]
+        if self._prompt is None:
+            bare = self._without_prompt(bare)
+        guessed = self.guessed
+        chunk = super().chunk(bare, at_ns)
         if chunk is None:
             return None
-        if not self.forwards:
+        self.guessed = guessed
+        self.known += len(ids)
+        if not self._forwards:
             chunk.raw = None
-        elif self.shows_ids:
-            chunk.raw = said
-        if ids:
-            if self._held:
-                ids = self._held + ids
-            if chunk.text:
-                chunk.token_ids = ids
-                self._held = []
-            else:
-                self._held = ids
-                if chunk.kind == "notice" and chunk.finish is None and not self.shows_ids and _NO_LOGPROBS in data:
-                    chunk.raw = None  # sent only because we asked for the ids
+        elif self._shows_ids:
+            chunk.raw = data
+        if self._held:
+            ids = self._held + ids
+        if chunk.text:
+            chunk.token_ids = ids
+            self._held = []
+        else:
+            self._held = ids
+            if chunk.kind == "notice" and chunk.finish is None and not self._shows_ids and _NO_LOGPROBS in bare:
+                chunk.raw = None  # sent only because we asked for the ids
         return chunk
 
-    def best_usage(self, prompt_bytes: int) -> Usage:
-        """See `Dialect.best_usage`."""
-        if self.usage is None and self.prompt_tokens:
-            return Usage(self.prompt_tokens - self.begun, self.counted + self.begun)
-        return super().best_usage(prompt_bytes)
+    def count(self, prompt: int, completion: int, cached: int = 0, reasoning: int = 0) -> Usage:
+        """See `Answer.count`."""
+        return super().count(prompt - self._begun, completion + self._begun, cached, reasoning)
 
-    def _read_usage(self, usage: object) -> Usage:
-        told = super()._read_usage(usage)  # type: ignore[arg-type] # the struct is the base's own
-        if self.begun:
-            told = msgspec.structs.replace(
-                told, prompt_tokens=told.prompt_tokens - self.begun, completion_tokens=told.completion_tokens + self.begun
-            )
-            self.usage = told
-        return told
+    def count_prompt(self, tokens: int) -> None:
+        """See `Answer.count_prompt`."""
+        super().count_prompt(tokens - self._begun)
 
     def _without_prompt(self, data: bytes) -> bytes:
         """The first event without the prompt's ids, which are counted. They may be many: no JSON decoder sees them."""
@@ -90,7 +86,7 @@ class VllmDialect(Dialect):
         if at < 0:
             return data
         end = data.index(b"]", at)
-        self.prompt_tokens = data.count(b",", at + len(_PROMPT_IDS), end) + 1
+        self.count_prompt(data.count(b",", at + len(_PROMPT_IDS), end) + 1)
         return data[:at] + data[end + 1 :].replace(_PROMPT_TEXT, b"", 1)
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from tidegate.core.ask import EngineCall, Said
 from tidegate.core.chunk import Chunk, Usage
-from tidegate.core.errors import CannotContinue, EngineError, TidegateError
+from tidegate.core.errors import CannotContinue, EngineEmpty, EngineError, TidegateError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import EngineAnswer, EngineStream
 from tidegate.engines.openai_http import OpenAIHttp
@@ -99,8 +99,8 @@ class Vllm(OpenAIHttp):
         if isinstance(body.get("min_tokens"), int):
             body["min_tokens"] = max(0, body["min_tokens"] - said.tokens)
         if not forbid:
-            return await self._stream(_by_ids(call.model, body, prompt, left), flight, forwards=False)
-        return await self._continue_without(forbid, call.model, body, prompt, left, flight)
+            return await self._stream(_by_ids(call.model, body, prompt, left), flight, forwards=False, continues=bool(said.text))
+        return await self._continue_without(forbid, call.model, body, prompt, left, bool(said.text), flight)
 
     async def ask_figures(self) -> dict[str, Any]:
         """Models and context lengths; answers being made and waiting, and the share of the KV cache in use. What is switched off is left out."""
@@ -143,12 +143,13 @@ class Vllm(OpenAIHttp):
 
     # -- streams
 
-    async def _stream(self, call: EngineCall, flight: Flight, *, forwards: bool, begun: int = 0) -> Stream:
-        dialect = _Watching(self, shows_ids=bool(call.body.get("return_token_ids")), forwards=forwards, begun=begun)
+    async def _stream(self, call: EngineCall, flight: Flight, *, forwards: bool, continues: bool = False, begun: int = 0) -> Stream:
+        shows_ids = bool(call.body.get("return_token_ids"))
+        dialect = _Watching(self, shows_ids=shows_ids, forwards=forwards, continues=continues, begun=begun)
         return await self.open(call, flight, dialect)
 
     async def _continue_without(
-        self, forbid: str, model: str, body: dict[str, Any], prompt: list[int], left: int, flight: Flight
+        self, forbid: str, model: str, body: dict[str, Any], prompt: list[int], left: int, said: bool, flight: Flight
     ) -> EngineStream:
         """The first token alone with a bias against what is forbidden, then the rest without: a bias holds for a whole call."""
         banned = await first_tokens(forbid, lambda texts, special: self._tokenize(model, texts, special))
@@ -168,9 +169,12 @@ class Vllm(OpenAIHttp):
         usage = Usage(len(prompt), len(fresh))
         done = step.finish != "length" or len(fresh) >= left
         chunks = [Chunk(at_ns, "text", text, token_ids=fresh)] if text and fresh else []
+        if done and not chunks and not said:
+            raise EngineEmpty(f"{self.label} ended its answer without saying anything.", hint="Look at the prompt and the stop strings.")
         if done:
             return Begun([*chunks, Chunk(at_ns, "notice", finish=step.finish), Chunk(at_ns, "usage", usage=usage)], None, usage)
-        rest = await self._stream(_by_ids(model, body, [*prompt, *fresh], left - len(fresh)), flight, forwards=False, begun=len(fresh))
+        call = _by_ids(model, body, [*prompt, *fresh], left - len(fresh))
+        rest = await self._stream(call, flight, forwards=False, continues=True, begun=len(fresh))
         return Begun(chunks, rest, usage)
 
     async def _step(self, model: str, body: dict[str, Any], prompt: list[int], flight: Flight) -> _Step:
@@ -365,8 +369,8 @@ class _Watching(VllmDialect):
 
     __slots__ = ("_engine",)
 
-    def __init__(self, engine: Vllm, *, shows_ids: bool, forwards: bool, begun: int) -> None:
-        super().__init__(engine.label, shows_ids=shows_ids, forwards=forwards, begun=begun)
+    def __init__(self, engine: Vllm, **more: Any) -> None:
+        super().__init__(engine.label, **more)
         self._engine = engine
 
     def chunk(self, data: bytes, at_ns: int) -> Chunk | None:
