@@ -1,0 +1,81 @@
+"""What a ban of 100,000 terms costs for each token: `python benchmarks/terms.py`; writes results/terms.json."""
+
+from __future__ import annotations
+
+import random
+import resource
+import statistics
+import time
+from typing import Any
+
+import common
+
+from tidegate.guard.terms import Scan, TermList, Terms
+
+COUNT = 100_000
+ROUNDS = 7
+SYLLABLES = [a + b for a in "bcdfghklmnprstvz" for b in "aeio"]
+TEXT = (
+    "The policy covers damage by water, fire and storm as far as it is not the consequence of gross negligence. A claim has to be reported "
+    "within fourteen days, with a list of what was lost and the receipts that you still have; the assessor calls you within three days and "
+    "agrees on a date. Until then nothing should be thrown away. We pay 250 euros at once, the rest after the assessment. "
+)
+CHINESE = "保单承保因水、火灾和风暴造成的损失，但重大过失除外。索赔须在十四天内报告，并附上损失清单和您仍保存的收据。"
+
+
+def words(rnd: random.Random, count: int) -> list[str]:
+    """Invented terms of one to three words, a tenth of them Chinese."""
+    made: set[str] = set()
+    while len(made) < count:
+        if rnd.random() < 0.1:
+            made.add("".join(chr(rnd.randint(0x4E00, 0x9FA5)) for _ in range(rnd.randint(2, 5))))
+        else:
+            made.add(" ".join("".join(rnd.choices(SYLLABLES, k=rnd.randint(2, 5))) for _ in range(rnd.choice((1, 1, 1, 2, 3)))))
+    return sorted(term for term in made if term not in TEXT.lower() and term not in CHINESE)
+
+
+def tokens(text: str) -> list[str]:
+    """About as a tokenizer would cut: words with the blank before them, long ones in two."""
+    cut: list[str] = []
+    for n, word in enumerate(text.split(" ")):
+        piece = word if n == 0 else " " + word
+        cut += [piece] if len(piece) < 8 else [piece[:5], piece[5:]]
+    return cut
+
+
+def us_per_token(terms: Terms, pieces: list[str]) -> float:
+    took = []
+    for _ in range(ROUNDS):
+        begin_ns = time.process_time_ns()
+        for _ in range(100):
+            scan = Scan(terms)
+            for piece in pieces:
+                if scan.feed(piece) is not None:
+                    raise AssertionError("this text holds no term")
+        took.append((time.process_time_ns() - begin_ns) / 1000 / 100 / len(pieces))
+    return round(statistics.median(took), 3)
+
+
+def main() -> None:
+    rnd = random.Random(7)
+    listed = words(rnd, COUNT)
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin_ns = time.process_time_ns()
+    whole = Terms([TermList(listed)])
+    build_s = (time.process_time_ns() - begin_ns) / 1e9
+    memory_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) / 1024
+    anywhere = Terms([TermList(listed, whole_words=False)])
+    result: dict[str, Any] = {
+        "terms": COUNT, "build_s": round(build_s, 2), "memory_mb": round(memory_mb, 1),
+        "us_per_token": {
+            "english_whole_words": us_per_token(whole, tokens(TEXT)), "english_anywhere": us_per_token(anywhere, tokens(TEXT)),
+            "chinese_by_character": us_per_token(whole, list(CHINESE)),
+            "chinese_by_four": us_per_token(whole, [CHINESE[i : i + 4] for i in range(0, len(CHINESE), 4)]),
+        },
+    }  # fmt: skip
+    print(result)
+    common.record("terms", result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Text as a reader sees it: one normal form for what looks the same, made character by character so that a stream can be compared.
+
+The normal form of a text is made of its segments, a character with the marks that follow it. Characters that cannot be seen are dropped, runs
+of white space become one blank, a segment becomes NFKC, case-folded, without the diacritics that no composed character has, and is then taken
+apart (NFD), so that the form of a character is the beginning of its form with a mark; letters of Cyrillic, Greek and a few others that look
+like Latin ones become those. Terms and text go the same way, so what is folded together is folded on both sides.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from functools import cache
+
+#: Kinds of character, as `look_up` tells them.
+SEEN, UNSEEN, EXTENDS, BLANK = 0, 1, 2, 3
+#: After this many unseen characters or blanks in a row the text is taken as parted, so that what is held back stays bounded.
+MOST_UNSEEN = 64
+#: Marks of one character that count (Unicode's stream-safe format, UAX 15, has the same bound, 30); those after them are unseen.
+MOST_MARKS = 30
+#: What stands in the normal form where the text is taken as parted. No term holds it: control characters are unseen.
+PARTED = "\x00"
+
+#: Shown as nothing, though their general category is not Cf: fillers, variation selectors, the combining grapheme joiner.
+_UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+#: Blocks of diacritics that are laid over letters of any script.
+_DIACRITIC = re.compile("[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff]")
+#: Characters of combining class 0 that compose with the one before them (NFC_QC=Maybe in Unicode's DerivedNormalizationProps).
+_MAYBE = re.compile(
+    "[\u1161-\u1175\u11a8-\u11c2\u09be\u09d7\u0b3e\u0b56\u0b57\u0bbe\u0bd7\u0cc2\u0cd5\u0cd6\u0d3e\u0d57\u0dcf\u0ddf\u102e\u1b35"
+    "\U000110ba\U00011127\U0001133e\U00011357\U000114b0\U000114ba\U000114bd\U000115af\U00011930]"
+)
+#: Scripts that are written without blanks between words, or whose words take endings: there a term counts wherever it stands.
+_UNSPACED = (
+    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u19e0-\u19ff\u2e80-\u2fff\u3005-\u3007\u3021-\u3029\u3040-\u30ff"
+    "\u3130-\u318f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U0001b000-\U0001b16f\U00020000-\U0003ffff"
+)
+
+#: Look-alikes of Latin letters after case folding. By the small letter's shape, else by the capital's: either is what a reader takes it for.
+_LOOKS_LIKE = str.maketrans(
+    "авеѕіјкмнорстухһԁԛԝһ" "αβεζηικμνορτυχϲϳ" "ıɑɡɩʟոսօցһℓⅼ",
+    "abesijkmhopctyxhdqwh" "abezhikmvoptuxcj" "iagilnuoghll",
+)  # fmt: skip
+
+
+def _fold(segment: str) -> str:
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", segment).casefold())
+    folded = _DIACRITIC.sub("", folded)  # those that are left after composition belong to no letter
+    return unicodedata.normalize("NFD", folded).translate(_LOOKS_LIKE)
+
+
+def fold_segment(segment: str) -> str:
+    """The normal form of one character and its marks; "" for a diacritic that stands alone."""
+    folded = _fold(segment)
+    return " " if folded.isspace() else folded
+
+
+_known: dict[str, tuple[str, int]] = {}
+_MOST_KNOWN = 1 << 16
+
+
+def look_up(character: str) -> tuple[str, int]:
+    """The normal form of a character that stands alone, and its kind."""
+    found = _known.get(character)
+    if found is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        found = _known[character] = _learn(character)
+    return found
+
+
+def _learn(character: str) -> tuple[str, int]:
+    category = unicodedata.category(character)
+    if character.isspace():
+        return " ", BLANK
+    if category in ("Cc", "Cf", "Cs") or _UNSEEN.match(character):
+        return "", UNSEEN
+    first = unicodedata.normalize("NFKD", character)[0]
+    if unicodedata.combining(first) or _MAYBE.match(first):
+        return fold_segment(character), EXTENDS
+    folded = fold_segment(character)
+    return folded, BLANK if folded == " " else SEEN if folded else UNSEEN
+
+
+def extends(character: str) -> bool:
+    """Whether a character of a normal form belongs to the one before it: a match must neither begin nor end in front of it."""
+    return character >= "\u0300" and (unicodedata.combining(character) != 0 or _MAYBE.match(character) is not None)
+
+
+@cache
+def word_class() -> str:
+    """A character class (without its brackets' outer pair) of what is part of a word in scripts that part words: letters, figures and marks."""
+    marks: list[str] = []
+    begin = last = -2
+    for point in range(0x300, sys.maxunicode // 8):
+        if unicodedata.category(chr(point))[0] != "M":
+            continue
+        if point != last + 1:
+            if begin >= 0:
+                marks.append(f"{chr(begin)}-{chr(last)}")
+            begin = point
+        last = point
+    marks.append(f"{chr(begin)}-{chr(last)}")
+    return f"(?:(?![{_UNSPACED}])[\\w{''.join(marks)}])"
+
+
+@cache
+def word_pattern() -> re.Pattern[str]:
+    """Matches one character that is part of a word in a script that parts words."""
+    return re.compile(word_class())
