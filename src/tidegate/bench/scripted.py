@@ -300,7 +300,8 @@ def _tokenize(fields: dict[str, Any]) -> dict[str, Any]:
         return {"tokens": ids}
     text = render(fields["messages"], add_generation_prompt=fields.get("add_generation_prompt") is not False) if "messages" in fields else None
     ids = encode(text if text is not None else str(fields.get("prompt", "")), special=True)
-    return {"tokens": ids, "count": len(ids), "max_model_len": 8192, "token_strs": None}
+    strings = [decode([number]).decode("utf-8", "replace") for number in ids] if fields.get("return_token_strs") is True else None
+    return {"tokens": ids, "count": len(ids), "max_model_len": 8192, "token_strs": strings}
 
 
 def _detokenize(fields: dict[str, Any]) -> dict[str, str]:
