@@ -22,12 +22,16 @@ _BROKEN = ("RST_STREAM", "Socket closed", "Connection reset", "GOAWAY", "Stream 
 
 def status_error(label: str, status: str, details: str, *, began: bool) -> TidegateError:
     """The error for a call that ended with `status` (e.g. "UNAVAILABLE"). `began`: something of the answer had come."""
-    details = details[:_MAX_MESSAGE] or "no reason given"
+    details = _reason(details)
     broken = any(word in details for word in _BROKEN)
     if status == "OK" or (began and (status == "UNAVAILABLE" or broken)):
         return EngineCut(f"{label} ended the stream in the middle of its answer ({status}: {details}).", hint="Its log may say why.")
+    if "protocol is restricted" in details:
+        return EngineError(f"{label} keeps this to itself: {details}", hint="It was started with --grpc-restricted-protocol.")
     if status == "UNAVAILABLE" and "queue" in details.lower():
-        return EngineRefused(f"{label} refused the request: {details}", engine_status=429, engine_code="queue_full", hint=_HINTS["RESOURCE_EXHAUSTED"])
+        return EngineRefused(
+            f"{label} refused the request: {details}", engine_status=429, engine_code="queue_full", hint=_HINTS["RESOURCE_EXHAUSTED"]
+        )
     if status == "UNAVAILABLE" or broken:
         return EngineDown(f"{label} cannot be reached or closed the connection: {details}", hint="Is Triton running, and url its gRPC port (8001)?")
     if status == "DEADLINE_EXCEEDED":
@@ -44,7 +48,7 @@ def status_error(label: str, status: str, details: str, *, began: bool) -> Tideg
 
 def said_error(label: str, message: str, status: str = "UNKNOWN") -> TidegateError:
     """The error for what the engine itself said, with a gRPC status or, inside a stream of older servers, without."""
-    message = message[:_MAX_MESSAGE]
+    message = _reason(message)
     if is_context(message):
         return ContextTooLong(f"{label}: {message}", hint="Shorten the prompt, or use a model with a larger context.", param="messages")
     return EngineRefused(
@@ -53,3 +57,10 @@ def said_error(label: str, message: str, status: str = "UNKNOWN") -> TidegateErr
         engine_code=status.lower(),
         hint=_HINTS.get(status, "The engine's own words say what it minds."),
     )
+
+
+def _reason(said: str) -> str:
+    """What was said, bounded. Of a traceback only its last line: that is the reason, the rest tells of the engine's inside."""
+    if "Traceback (most recent call last)" in said:
+        said = next((line.strip() for line in reversed(said.splitlines()) if line.strip() and not line.startswith(("At:", "  ", ";"))), said)
+    return said.strip()[:_MAX_MESSAGE] or "no reason given"

@@ -141,10 +141,9 @@ class TritonModel:
         return list(filled.values())
 
     def _strange(self, where: str, why: str) -> EngineError:
-        found = "; ".join(
-            f"{what} " + (", ".join(f"{t.name} ({t.type}{'' if t.optional or what == 'outputs' else ', required'})" for t in tensors.values()) or "none")
-            for what, tensors in (("inputs", self.inputs), ("outputs", self.outputs))
-        )
+        inputs = ", ".join(f"{t.name} ({t.type}{'' if t.optional else ', required'})" for t in self.inputs.values())
+        outputs = ", ".join(f"{t.name} ({t.type})" for t in self.outputs.values())
+        found = f"inputs {inputs or 'none'}; outputs {outputs or 'none'}"
         return EngineError(
             f"The model {self.name!r} of {where} is not understood: {why}. It has {found}.",
             hint="Put a model with text_input and text_output in front of it, as the vLLM and TensorRT-LLM backends have them.",

@@ -1,0 +1,273 @@
+"""A real Triton server with a language model in Python that does as its prompt orders.
+
+It runs in an environment of its own, because pytriton wants an older numpy:
+
+    python -m venv ENV && ENV/bin/pip install nvidia-pytriton==0.7.0          (370 MB, linux x86_64, Python 3.8 to 3.13)
+    ENV/bin/python tests/engines_real/triton_server.py [--grpc-port N] [--http-port N] [--metrics-port N] [--folder DIR]
+
+Ports that are not given are chosen free. When the server answers, one line of JSON comes on stdout,
+
+    {"ready": true, "grpc": 40001, "http": 40002, "metrics": 40003, "models": ["words", "plain"], "pid": 123}
+
+and nothing else ever does (ten seconds, more on a busy machine); what the server says of itself goes to stderr. It ends with its parent, on SIGTERM and on SIGINT.
+
+The model `words` is decoupled: each response carries one word. Inputs, all but the first optional: text_input, stream, max_tokens, temperature,
+seed, stop_words. Outputs: text_output, finish_reason, num_input_tokens, num_output_tokens. It makes four answers at once; a fifth waits. The model `plain` takes text_input alone and gives text_output in one piece, without streaming.
+
+The answer to a prompt is the words of WORDS over and over, from where the prompt's answer so far ends: what follows the last line that ends
+in "assistant" (ChatML) is counted in words, so that an answer that is continued from a prefix is the answer that would have come. Orders in
+the prompt, the last of each kind counts, as of the scripted engine: ##n=16,i=0,t=0,m=none,k=8## with n: words; i, t: ms between words and
+before the first; m: none, error (after k words), stall (ten minutes of silence after k words), empty, crash_in (an error before any word),
+utf8_split (each word's bytes in two responses), context (says that the prompt is too long).
+
+The model `figures` takes text_input (any text) and gives text_output: JSON with `active` (answers that are being made), `started`, `finished`
+and `words` (given out since the start). So a test sees whether an answer that was cancelled runs on: models of pytriton cannot ask whether
+their client has left, and run to their end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+
+WORDS = " the quick brown fox jumps over lazy dogs and then café 你好 runs off 😀 far".split(" ")[1:]
+#: On a busy machine pytriton's processes give each other up after a second.
+ATTEMPTS = 3
+ORDERS = re.compile(r"##([a-z0-9_=,]+)##")
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def die_with_parent() -> None:
+    """The kernel sends SIGTERM when the parent dies; a parent that died before this line is seen by its number."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise SystemExit(0)
+
+
+def orders_in(prompt: str) -> dict[str, str]:
+    orders: dict[str, str] = {}
+    for found in ORDERS.findall(prompt):
+        orders.update(pair.split("=", 1) for pair in found.split(",") if "=" in pair)
+    return orders
+
+
+def said_before(prompt: str) -> int:
+    """Words of the answer that the prompt already holds."""
+    _, mark, said = prompt.rpartition("<|im_start|>assistant\n")
+    return len(said.split()) if mark else 0
+
+
+class Figures:
+    """What the models did; they run in threads of this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.active = self.started = self.finished = self.words = 0
+
+    def add(self, **changes: int) -> None:
+        with self.lock:
+            for name, change in changes.items():
+                setattr(self, name, getattr(self, name) + change)
+
+    def json(self) -> str:
+        with self.lock:
+            return json.dumps({name: getattr(self, name) for name in ("active", "started", "finished", "words")})
+
+
+def answer(prompt: str, max_tokens: int | None, stops: list[str], figures: Figures) -> Iterator[tuple[bytes, int, str]]:
+    """Pieces of the answer, each with the words that it completes and, the last, with how it ended."""
+    orders = orders_in(prompt)
+    count, fault = int(orders.get("n", "16")), orders.get("m", "none")
+    at_word = int(orders.get("k", str(count // 2)))
+    pause_s, first_s = int(orders.get("i", "0")) / 1000, int(orders.get("t", "0")) / 1000
+    if fault == "context":
+        raise ValueError("This model's maximum context length is 128 tokens. However, you requested 1000 tokens.")
+    if fault == "crash_in":
+        raise ValueError("the model was told to fail")
+    figures.add(active=1, started=1)
+    try:
+        time.sleep(first_s)
+        if fault == "empty":
+            yield b"", 0, "stop"
+            return
+        given = ""
+        before = said_before(prompt)
+        for number in range(before, count):
+            if number > before and pause_s:
+                time.sleep(pause_s)
+            if number == at_word and fault == "error":
+                raise ValueError("the model was told to fail after some words")
+            if number == at_word and fault == "stall":
+                time.sleep(600)
+            word = " " + WORDS[number % len(WORDS)]
+            given += word
+            figures.add(words=1)
+            last = number == count - 1
+            cut = min((given.index(stop) for stop in stops if stop and stop in given), default=-1)
+            end = "stop" if last or cut >= 0 else ""
+            if cut >= 0:
+                word = word[: max(0, cut - (len(given) - len(word)))]
+            if not end and max_tokens is not None and number - before + 1 >= max_tokens:
+                end = "length"
+            data = word.encode()
+            if fault == "utf8_split" and len(data) > 2:
+                yield data[:-1], 0, ""
+                data = data[-1:]
+            yield data, 1, end
+            if end:
+                return
+    finally:
+        figures.add(active=-1, finished=1)
+
+
+def serve(grpc_port: int, http_port: int, metrics_port: int, folder: str, out: int) -> None:
+    """Until a signal; `out` is where the line of JSON goes."""
+    import numpy as np
+    from pytriton.model_config import ModelConfig, Tensor
+    from pytriton.triton import Triton, TritonConfig
+
+    figures = Figures()
+
+    def first(inputs: dict[str, object], name: str) -> object | None:
+        values = inputs.get(name)
+        return None if values is None or not values.size else values.reshape(-1)[0]  # type: ignore[attr-defined]
+
+    def words(requests: list[object]) -> Iterator[list[dict[str, object]]]:
+        """One request at a time: the model is not batched."""
+        inputs = requests[0].data  # type: ignore[attr-defined]
+        prompt = bytes(first(inputs, "text_input")).decode()  # type: ignore[arg-type]
+        bound = first(inputs, "max_tokens")
+        stops = [bytes(one).decode() for one in inputs["stop_words"].reshape(-1)] if "stop_words" in inputs else []
+        for data, new, end in answer(prompt, None if bound is None else int(bound), stops, figures):  # type: ignore[call-overload]
+            yield [{
+                "text_output": np.array([data], dtype=np.object_),
+                "finish_reason": np.array([end.encode()], dtype=np.object_),
+                "num_input_tokens": np.array([len(prompt.split())], dtype=np.uint32),
+                "num_output_tokens": np.array([new], dtype=np.uint32),
+            }]
+
+    def plain(requests: list[object]) -> list[dict[str, object]]:
+        prompt = bytes(first(requests[0].data, "text_input")).decode()  # type: ignore[attr-defined,arg-type]
+        return [{"text_output": np.array([b"".join(data for data, _, _ in answer(prompt, None, [], figures))], dtype=np.object_)}]
+
+    def tell(requests: list[object]) -> list[dict[str, object]]:
+        return [{"text_output": np.array([figures.json().encode()], dtype=np.object_)} for _ in requests]
+
+    text, one = Tensor(name="text_input", dtype=bytes, shape=(1,)), (1,)
+    told = Tensor(name="text_output", dtype=bytes, shape=(1,))
+    config = TritonConfig(
+        http_address="127.0.0.1", grpc_address="127.0.0.1", metrics_address="127.0.0.1",
+        http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, exit_timeout_secs=1,
+    )  # fmt: skip
+    workers = 4
+    with Triton(config=config, workspace=os.path.join(folder, "workspace")) as triton:
+        triton.bind(
+            model_name="words",
+            infer_func=[words] * workers,
+            inputs=[
+                text,
+                Tensor(name="max_tokens", dtype=np.int32, shape=one, optional=True),
+                Tensor(name="temperature", dtype=np.float32, shape=one, optional=True),
+                Tensor(name="seed", dtype=np.int64, shape=one, optional=True),
+                Tensor(name="stream", dtype=np.bool_, shape=one, optional=True),
+                Tensor(name="stop_words", dtype=bytes, shape=(-1,), optional=True),
+            ],
+            outputs=[
+                told,
+                Tensor(name="finish_reason", dtype=bytes, shape=one),
+                Tensor(name="num_input_tokens", dtype=np.uint32, shape=one),
+                Tensor(name="num_output_tokens", dtype=np.uint32, shape=one),
+            ],
+            config=ModelConfig(batching=False, decoupled=True),
+        )
+        triton.bind(model_name="plain", infer_func=[plain] * 2, inputs=[text], outputs=[told], config=ModelConfig(batching=False))
+        triton.bind(model_name="figures", infer_func=tell, inputs=[text], outputs=[told], config=ModelConfig(batching=False))
+        triton.run()
+        stop = threading.Event()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: stop.set())
+        ready = {"ready": True, "grpc": grpc_port, "http": http_port, "metrics": metrics_port, "models": ["words", "plain"], "pid": os.getpid()}
+        os.write(out, (json.dumps(ready) + "\n").encode())
+        stop.wait()
+        # models that run on hold their threads: what is left after a while dies with the process
+        threading.Timer(5, end).start()
+    end()
+
+
+def adopt_orphans() -> None:
+    """Processes whose parent dies become children of this one: the server leaves its helpers behind when it is told to hurry."""
+    ctypes.CDLL(None, use_errno=True).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def end() -> None:
+    """Ends every process below this one, then this one."""
+    for _ in range(20):  # each round finds those that became ours by the last one
+        below = children(os.getpid())
+        if not below:
+            break
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in below:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+    os._exit(0)
+
+
+def children(parent: int) -> list[int]:
+    with open(f"/proc/{parent}/task/{parent}/children") as file:
+        found = [int(pid) for pid in file.read().split()]
+    for thread in os.listdir(f"/proc/{parent}/task"):
+        if thread != str(parent):
+            with contextlib.suppress(OSError), open(f"/proc/{parent}/task/{thread}/children") as file:
+                found += [int(pid) for pid in file.read().split()]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A real Triton server with a model that does as its prompt orders.")
+    for name in ("grpc", "http", "metrics"):
+        parser.add_argument(f"--{name}-port", type=int, default=0)
+    parser.add_argument("--folder", default="", help="where pytriton keeps its workspace and cache; a temporary folder by default")
+    given = parser.parse_args()
+    die_with_parent()
+    library = sysconfig.get_config_var("LIBDIR")
+    if library not in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        # Triton's Python backend is linked against libpython, and the loader looks there only where it is told before the start
+        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, (library, os.environ.get("LD_LIBRARY_PATH", ""))))
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    adopt_orphans()
+    out = os.dup(1)
+    os.dup2(2, 1)  # whatever pytriton prints is no answer
+    with tempfile.TemporaryDirectory(prefix="tg-triton-") as folder:
+        home = given.folder or folder
+        os.environ["PYTRITON_HOME"] = os.path.join(home, "home")
+        for attempt in range(ATTEMPTS):
+            ports = [port or free_port() for port in (given.grpc_port, given.http_port, given.metrics_port)]
+            try:
+                serve(ports[0], ports[1], ports[2], os.path.join(home, str(attempt)), out)
+            except Exception as error:  # noqa: BLE001 - whatever it is, a second try costs nothing
+                print(f"Triton did not start: {error!r}"[:2000], file=sys.stderr)
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
