@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from time import perf_counter_ns
 from typing import Any
 
 import msgspec
@@ -74,41 +75,39 @@ def new_flight_id(unix_ns: int) -> str:
 class Flight:
     """One request while it runs. Rooms append facts; nobody reads it before it ended."""
 
-    __slots__ = (
-        "answer_chars", "answer_sha256", "began_ns", "began_unix_ns", "capability", "decisions", "end", "engine", "error_code",
-        "first_token_ns", "http_status", "id", "index_version", "kept", "key_id", "laps", "last_ns", "model", "passage_ids",
-        "prompt_sha256", "prompt_version", "request_sha256", "route", "stream", "tenant", "token_ns", "usage",
-    )
+    # Defaults of the class: what a request never sets costs it nothing.
+    end: End = "error"
+    http_status = 0
+    tenant = key_id = capability = model = engine = ""
+    stream = False
+    usage = Usage(exact=False)
+    first_token_ns = 0
+    error_code = request_sha256 = answer_sha256 = ""
+    answer_chars = 0
+    prompt_version = prompt_sha256 = index_version = ""
+    kept = False
 
-    def __init__(self, route: str, began_ns: int | None = None) -> None:
-        now_ns = time.perf_counter_ns()
-        self.began_ns = began_ns or now_ns
-        self.began_unix_ns = time.time_ns() - (now_ns - self.began_ns)
-        self.id = new_flight_id(self.began_unix_ns)
-        self.last_ns = self.began_ns
+    def __init__(self, route: str, began_ns: int = 0) -> None:
+        now_ns = perf_counter_ns()
+        self.route = route
+        self.began_ns = self.last_ns = began_ns = began_ns or now_ns
+        self.began_unix_ns = unix_ns = time.time_ns() - (now_ns - began_ns)
+        self.id = new_flight_id(unix_ns)
         self.laps: list[Lap] = []
         self.decisions: list[Decision] = []
         self.token_ns: list[int] = []
-        self.route = route
-        self.end: End = "error"
-        self.http_status = 0
-        self.tenant = self.key_id = self.capability = self.model = self.engine = ""
-        self.stream = False
-        self.usage = Usage(exact=False)
-        self.first_token_ns = 0
-        self.error_code = self.request_sha256 = self.answer_sha256 = ""
-        self.answer_chars = 0
-        self.prompt_version = self.prompt_sha256 = self.index_version = ""
         self.passage_ids: list[str] = []
-        self.kept = False
 
     def lap(self, part: str, at_ns: int | None = None) -> None:
         """The time since the last lap belonged to `part`. `at_ns`: a monotonic (`perf_counter_ns`) instant taken elsewhere, e.g. at the socket."""
-        at_ns = at_ns or time.perf_counter_ns()
-        if at_ns < self.last_ns:  # a stamp taken before the last lap closed: that time is already owned
-            at_ns = self.last_ns
-        self.laps.append((part, at_ns - self.last_ns))
-        self.last_ns = at_ns
+        if not at_ns:
+            at_ns = perf_counter_ns()
+        last_ns = self.last_ns
+        if at_ns > last_ns:
+            self.laps.append((part, at_ns - last_ns))
+            self.last_ns = at_ns
+        else:  # a stamp taken before the last lap closed: that time is already owned
+            self.laps.append((part, 0))
 
     def decide(self, what: str, **facts: Any) -> None:
         """Note a decision and the facts it rests on. Ids, counts, scores and hashes only: never prompt or answer text."""
@@ -116,9 +115,10 @@ class Flight:
 
     def token(self, at_ns: int) -> None:
         """An event that carried text was read from the engine at `at_ns`."""
+        at_ns -= self.began_ns
         if not self.token_ns:
-            self.first_token_ns = at_ns - self.began_ns
-        self.token_ns.append(at_ns - self.began_ns)
+            self.first_token_ns = at_ns
+        self.token_ns.append(at_ns)
 
     def finish(self, end: End, http_status: int, version: str = "") -> FlightRecord:
         """Close the flight: what is left of the time goes to `close`, and the record is made. Called once, at the end, whatever happened."""
