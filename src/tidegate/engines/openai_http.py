@@ -82,9 +82,11 @@ class OpenAIHttp:
             raise dialect.empty()
         if dialect.odd_finish is not None:
             flight.decide("engine_finish_unknown", finish_reason=dialect.odd_finish[:64], taken_as=dialect.finish)
-        if dialect.usage is None:
+        usage = dialect.usage
+        if usage is None:
             flight.decide("usage_estimated")
-        return EngineAnswer(text, dialect.finish, dialect.best_usage(prompt_bytes(call)), body)
+            usage = dialect.best_usage(prompt_bytes(call))
+        return EngineAnswer(text, dialect.finish, usage, body)
 
     async def continue_from(self, call: EngineCall, said: Said, flight: Flight, *, forbid: str = "") -> EngineStream:
         """See `core.ports.Engine.continue_from`. OpenAI's API alone has no way: adapters of engines that have one say how."""
