@@ -24,6 +24,7 @@ from tidegate.api.auth import KeyRing
 from tidegate.api.capabilities import CapabilityRoute
 from tidegate.api.control import ControlDeps, create_control
 from tidegate.api.exchange import House
+from tidegate.api.leave import STREAMS, streams_route
 from tidegate.api.openai import EmbeddingRoute, GenerationRoute, models_route
 from tidegate.api.page.deps import CapabilityView, PageDeps
 from tidegate.api.page.routes import Page
@@ -98,7 +99,8 @@ class Gateway:
         )
         sinks: list[FlightSink] = [self.spool, self.metrics, self.recent, self.flight_log]
         self.house = House(
-            self.keys, sinks, self.seal.derive("page sessions"), self.seal.seal, settings.server.max_body_bytes, settings.server.deadline_s
+            self.keys, sinks, self.seal.derive("page sessions"), self.seal.seal, settings.server.max_body_bytes, settings.server.deadline_s,
+            settings.streams, settings.server.head_wait_s, settings.server.keepalive_s,
         )
         self._figures: dict[str, Any] = {}
         self._figures_ns = 0
@@ -115,7 +117,7 @@ class Gateway:
         await self.keys.refresh()
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(work) for work in (self.keys.keep_fresh(), self.drain.run(), self.house.keep_deadlines())
+            loop.create_task(work) for work in (self.keys.keep_fresh(), self.drain.run(), self.house.keep_time())
         ]
         if self.shared is not None:
             self._tasks.append(loop.create_task(self.shared.keep_telling()))
@@ -145,6 +147,7 @@ class Gateway:
             "/v1/completions": GenerationRoute("completion", limits, generate),
             "/v1/embeddings": EmbeddingRoute(limits, self.embedder),
             "/v1/models": models_route(self.fleet),
+            STREAMS: streams_route,
         }
         capabilities: dict[str, Route] = {
             path: CapabilityRoute(capability, _stages(capability, parts), limits) for path, capability in self.capabilities.items()

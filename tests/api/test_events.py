@@ -14,6 +14,7 @@ from tidegate.admission.limits import Ticket
 from tidegate.api.events import EventMaker, Kind
 from tidegate.api.exchange import Exchange
 from tidegate.api.openai import Relay
+from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.chunk import Chunk, ToolDelta, Usage
 from tidegate.core.flight import Flight
 
@@ -48,7 +49,9 @@ class NoTicket:
 
 
 def relay_to(client: Client, kind: Kind = "chat", *, shows_usage: bool = False) -> Relay:
-    return Relay(kind, cast(Exchange, client), cast(Ticket, NoTicket()), shows_usage=shows_usage)
+    ask = Ask(client.flight, Caller("key", "tenant"), Deadline(60.0))
+    ask.shows_usage = "last" if shows_usage else "never"
+    return Relay(kind, cast(Exchange, client), cast(Ticket, NoTicket()), ask)
 
 
 def events_of(written: list[bytes]) -> list[dict[str, Any]]:

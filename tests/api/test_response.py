@@ -81,6 +81,20 @@ async def test_a_stream() -> None:
     assert (client.body, client.complete) == (b"one two", True)
 
 
+async def test_a_stream_to_http_1_0_is_plain() -> None:
+    """HTTP/1.0 knows no chunks: the pieces come as they are, and the end is the connection's."""
+    client = Client()
+    cycle = a_cycle(client, keep_alive=False, version="1.0")
+    assert write_head(cycle, 200, [], b"one ")
+    assert write_piece(cycle, b"two ")
+    assert write_last(cycle, b"three")
+    head, _, body = client.bytes.partition(b"\r\n\r\n")
+    assert body == b"one two three"
+    assert b"transfer-encoding" not in head
+    assert client.closed
+    assert await cycle.receive() == {"type": "http.disconnect"}
+
+
 async def test_a_connection_that_ends_is_closed_and_said_so() -> None:
     """A client that did not want to keep the connection gets `connection: close` and the end."""
     client = Client()
@@ -117,11 +131,10 @@ async def test_what_asgi_began_asgi_ends() -> None:
 
 
 async def test_only_uvicorns_own_cycle_is_written_to() -> None:
-    """Another server, HTTP/1.0 and HEAD go by ASGI."""
+    """Another server and HEAD go by ASGI."""
 
     async def send(message: object) -> None: ...
 
     assert cycle_of(send) is None
-    assert cycle_of(a_cycle(Client(), version="1.0").send) is None
     assert cycle_of(a_cycle(Client(), method="HEAD").send) is None
     assert cycle_of(a_cycle(Client()).send) is not None

@@ -10,6 +10,7 @@ import msgspec
 from tidegate.admission.limits import Limits
 from tidegate.api.exchange import Exchange, asking
 from tidegate.api.fields import decode_object
+from tidegate.api.leave import resume, resumes
 from tidegate.api.openai import settle
 from tidegate.core.ask import Ask, Passage
 from tidegate.core.chunk import Chunk, Usage
@@ -25,6 +26,7 @@ class CapabilityRoute:
     def __init__(self, capability: Capability, stages: Sequence[Stage], limits: Limits) -> None:
         self._capability = capability
         self._limits = limits
+        self._leave = capability.manifest.leave
         budgets = capability.manifest.budgets
         self._steps = [Step(stage, budgets.retrieve_s if stage.name == "retrieve" else budgets.total_s) for stage in stages]
 
@@ -33,6 +35,9 @@ class CapabilityRoute:
         exchange.flight.capability = self._capability.path
         caller = await asking(exchange)
         body = await exchange.body()
+        if self._leave.policy == "keep" and (at := resumes(exchange)) is not None:
+            await resume(exchange, caller, at)
+            return
         ask = exchange.new_ask(caller)
         ask.capability = self._capability.path
         try:
@@ -43,11 +48,13 @@ class CapabilityRoute:
         ticket = self._limits.admit(caller, len(body) // 4 + self._capability.manifest.generate.max_tokens)
         ask.flight.lap("limits")
         ask.stream = ask.flight.stream = _accepts_events(exchange)
-        exchange.watch()
         try:
+            exchange.watch()
             exchange.converse(barge_in=self._capability.manifest.generate.barge_in)
             if ask.stream:
                 ask.shows_usage = "always" if _wants_usage(exchange) else "last"
+                exchange.opening = ticket.headers
+                exchange.stay(self._leave.policy, self._leave.tokens)
                 events = Events(exchange, ask)
                 ask.emit = events.emit
                 await run(ask, self._steps)
@@ -74,6 +81,7 @@ class Events:
     def __init__(self, exchange: Exchange, ask: Ask) -> None:
         self._exchange = exchange
         self._ask = ask
+        self._begun = False
         self._counts = ask.shows_usage == "always"
 
     def emit(self, batch: list[Chunk]) -> Awaitable[None] | None:
@@ -84,15 +92,18 @@ class Events:
         if self._counts and self._ask.running is not None:
             said["usage"] = _usage(batch[-1].usage or self._ask.running.usage)
         token = event("token", said)
-        if self._exchange.started:
-            return self._exchange.write(token)
-        return self._exchange.start_stream(self._passages() + token)
+        return self._exchange.write(token) if self._begun else self._begin(token)
 
     async def end(self, answer: dict[str, Any]) -> None:
         last = event("answer", answer)
-        if not self._exchange.started and (rest := self._exchange.start_stream(self._passages())):
+        if not self._begun and (rest := self._begin(b"")):
             await rest
         await self._exchange.end_stream(last)
+
+    def _begin(self, token: bytes) -> Awaitable[None] | None:
+        self._begun = True
+        piece = self._passages() + token
+        return self._exchange.write(piece) if self._exchange.started else self._exchange.start_stream(piece)
 
     def _passages(self) -> bytes:
         if not self._ask.passages:

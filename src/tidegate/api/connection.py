@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -19,6 +20,31 @@ log = logging.getLogger(__name__)
 
 #: Bytes of a request's line and headers; one read of the socket may come on top. httptools itself knows no bound.
 MAX_HEAD_BYTES = 64 * 1024
+#: Requests that may wait behind the one that is answered before the socket is read no further. While it is read, we see the client leave.
+MAX_PIPELINED = 8
+#: What is written to find out whether a client that sends no more still reads: an interim response, which HTTP/1.1 allows at any time before
+#: the response, and between the events of a stream a comment.
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+COMMENT = b":\n\n"
+#: Seconds within which the reset of a client that left is looked for, at ever longer intervals; later writes meet it by themselves.
+FIRST_LOOK_S, LAST_LOOK_S = 0.001, 1.0
+_TCP_CLOSE = 7  # Linux, include/net/tcp_states.h
+
+
+class Answering(Protocol):
+    """A request that is answered on the connection, as far as the connection has to tell it something."""
+
+    def probe(self) -> bool:
+        """Write something that a client which reads on overlooks. False where nothing can be written."""
+        ...
+
+    def left(self) -> None:
+        """The client left."""
+        ...
+
+    def has_room(self) -> None:
+        """The client reads again."""
+        ...
 
 
 class Corked:
@@ -67,6 +93,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, Corked(transport, self.loop)))
+        #: Whoever is answered and wants to know what the client does.
+        self.answering: Answering | None = None
         self._since_s = self.loop.time()  # since when it is the client's turn
         self._in_head = False
         self._head_bytes = 0
@@ -84,6 +112,44 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
 
     # -- asyncio's side
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        answering, self.answering = self.answering, None
+        if answering is not None:
+            answering.left()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.answering is not None:
+            self.answering.has_room()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends no more: it left, or it only said so and reads on (`shutdown(SHUT_WR)`, as `nc -N` does). Nothing tells the two
+        apart but writing: a client that left answers with a reset, within a round trip. True: the connection stays open."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or not self._probe():
+            return None  # asyncio closes, which says that the client left
+        cycle.keep_alive = False
+        self._look_for_reset(FIRST_LOOK_S)
+        return True
+
+    def _probe(self) -> bool:
+        if self.answering is not None:
+            return self.answering.probe()
+        if self.cycle.response_started or self.cycle.scope["http_version"] != "1.1":
+            return False
+        self.transport.write(CONTINUE)
+        return True
+
+    def _look_for_reset(self, after_s: float) -> None:
+        if self.transport.is_closing():
+            return
+        connection = self.transport.get_extra_info("socket")
+        if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+            self.transport.abort()
+        elif after_s <= LAST_LOOK_S:
+            self.loop.call_later(after_s, self._look_for_reset, 2 * after_s)
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -170,6 +236,8 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+            if 0 < len(self.pipeline) < MAX_PIPELINED:
+                self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
@@ -177,4 +245,5 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._since_s = self.loop.time()
+        self.answering = None
         super().on_response_complete()

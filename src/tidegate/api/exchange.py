@@ -12,14 +12,19 @@ from functools import partial
 from typing import Any, cast
 
 import msgspec
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tidegate import __version__
 from tidegate.api.auth import KeyRing, need_data, no_key, presented_key
+from tidegate.api.coalesce import coalesce
+from tidegate.api.connection import COMMENT, CONTINUE, Connection
 from tidegate.api.conversations import Conversations, Key, named_conversation
 from tidegate.api.errors import error_body, error_bytes, error_headers
 from tidegate.api.events import usage_fields
 from tidegate.api.page.session import same_origin, session_caller
+from tidegate.api.replay import KeptStream, KeptStreams, Reader
 from tidegate.api.response import cycle_of, write_head, write_last, write_piece, write_whole
+from tidegate.api.settings import LeavePolicy, StreamSettings
 from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.chunk import CLEAN_ENDS, End
 from tidegate.core.errors import (
@@ -33,6 +38,7 @@ from tidegate.core.errors import (
     EngineStalled,
     Forbidden,
     MethodNotAllowed,
+    ResumedElsewhere,
     Superseded,
     TidegateError,
 )
@@ -49,6 +55,12 @@ Seal = Callable[[str, dict[str, Any]], bytes]
 
 #: Characters of a name that a caller made up (a path, a model) that a flight keeps: flights wait in memory by the hundred.
 MOST_NAME_CHARS = 200
+#: Seconds between two looks at what time brings.
+LOOK_S = 0.25
+WAITING = b": waiting for the engine\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+#: Bytes that uvicorn lets wait for a client before it says that the client is slow.
+BUFFER_BYTES = 65_536
 JSON_TYPE: Header = (b"content-type", b"application/json")
 SSE_HEADERS: list[Header] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -56,7 +68,8 @@ SSE_HEADERS: list[Header] = [
     (b"x-accel-buffering", b"no"),
 ]
 _ENDS: list[tuple[type[TidegateError], End]] = [
-    (ClientGone, "client_gone"), (EngineCut, "cut"), (EngineStalled, "stalled"), (EngineEmpty, "empty"), (EngineError, "error"),
+    (ClientGone, "client_gone"), (ResumedElsewhere, "client_gone"),
+    (EngineCut, "cut"), (EngineStalled, "stalled"), (EngineEmpty, "empty"), (EngineError, "error"),
     (BadRequest, "refused"), (Superseded, "client_gone"),
 ]
 
@@ -71,23 +84,37 @@ class House:
     seal: Seal
     max_body_bytes: int
     deadline_s: float
+    streams: StreamSettings = field(default_factory=StreamSettings)
+    head_wait_s: float = 2.0
+    keepalive_s: float = 15.0
     running: set[Exchange] = field(default_factory=set)
+    kept: KeptStreams = field(init=False)
+    #: Whether a /v1 stream may have a policy for leaving other than `cancel`.
+    stays: bool = field(init=False)
     conversations: Conversations = field(default_factory=Conversations)
 
-    async def keep_deadlines(self) -> None:
-        """Ends requests past their deadline; runs until cancelled. One look a second for all costs less than a timer for each."""
+    def __post_init__(self) -> None:
+        self.kept = KeptStreams(self.streams)
+        self.stays = self.streams.leave != "cancel" or bool(self.streams.callers_may)
+
+    async def keep_time(self) -> None:
+        """Looks after everything that takes its time: deadlines, heads that wait, keep-alive comments, slow readers, kept streams. Runs until
+        cancelled. One look for all, a few times a second, costs less than a timer for each."""
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(LOOK_S)
+            now_ns = time.perf_counter_ns()
             for exchange in list(self.running):
-                exchange.expire()
+                exchange.look(now_ns)
+            self.kept.look(asyncio.get_running_loop().time())
 
 
 class Exchange:
     """`flight` begins when the request's head was read. Routes call `body`, `caller`, then answer once by `json` or `start_stream` and on."""
 
     __slots__ = (
-        "_conversation", "_cycle", "_receive", "_send", "_task", "ask", "done", "expired", "flight", "gone", "house", "on_socket", "path", "scope",
-        "started", "status", "superseded_by",
+        "_connection", "_conversation", "_cycle", "_drained_at", "_fast", "_held", "_held_bytes", "_receive", "_send", "_since_ns", "_task",
+        "_unread", "ask", "done", "drain_tokens", "expired", "flight", "gone", "house", "kept", "on_socket", "opening", "path", "reader", "scope",
+        "started", "status", "superseded_by", "wrote",
     )
 
     def __init__(self, house: House, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,7 +122,10 @@ class Exchange:
         self.scope = scope
         self._receive = receive
         self._send = send
-        self._cycle = cycle_of(send)
+        self._cycle = cycle = cycle_of(send)
+        self._fast = cycle  # where a piece may be written at once: not to a stream that is kept
+        connection = getattr(cycle.on_response, "__self__", None) if cycle is not None else None
+        self._connection = connection if isinstance(connection, Connection) else None
         self.path: str = scope["path"]
         self.flight = Flight(self.path[:MOST_NAME_CHARS])
         self.ask: Ask | None = None
@@ -104,6 +134,15 @@ class Exchange:
         self._task: asyncio.Task[Any] | None = None
         self._conversation: Key | None = None
         self.superseded_by = ""  # the trace_id of the message that cut this one
+        self.opening: Callable[[], Sequence[Header]] | None = None  # what makes a stream's headers, where its head need not wait for ever
+        self.kept: KeptStream | None = None  # the stream of this run, where it is kept
+        self.reader: Reader | None = None  # this client, as a reader of a kept stream
+        self.drain_tokens = self._drained_at = 0
+        self.wrote = False  # since the last look
+        self._since_ns = 0  # since when nothing was written, or nothing read
+        self._unread = 0
+        self._held: list[bytes] = []  # events that wait to be merged
+        self._held_bytes = 0
         self.on_socket = False  # a message on a WebSocket: it always streams
 
     # -- in
@@ -171,26 +210,110 @@ class Exchange:
         return self.ask
 
     def watch(self) -> None:
-        """From now on the request is cancelled when the client leaves: only a task that awaits `receive` sees it go."""
+        """From now on the request is told when its client leaves, and ends as its policy says. Raises ClientGone where it has left already."""
         if self.superseded_by:
             raise Superseded(self.superseded_by)
-        loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task(loop)
-        watcher = loop.create_task(self._watch())  # ends with the connection or the response
-        watcher.add_done_callback(_retrieve)
+        self._task = asyncio.current_task()
+        connection = self._connection
+        if connection is None:  # another server, or a socket: only a task that awaits `receive` sees the client go
+            watcher = asyncio.get_running_loop().create_task(self._watch())  # ends with the connection or the response
+            watcher.add_done_callback(_retrieve)
+        elif connection.transport.is_closing():
+            raise ClientGone("The client left before its request was answered.")
+        else:
+            connection.answering = self
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not self.done and self._task is not None:
-            self.gone = True
+        self.left()
+
+    def left(self) -> None:
+        """The client left. Its run is cancelled, unless its policy says otherwise."""
+        if self.gone:
+            return
+        self.gone = True
+        if self._cycle is not None:
+            self._cycle.disconnected = True
+        reader = self.reader
+        if reader is not None:
+            reader.leave()
+        if self.done or self._task is None or (reader is not None and self.kept is None):
+            return
+        flight = self.flight
+        if self.kept is not None and self.started:  # before the head it has no id to come back with
+            flight.decide("client_left", policy="keep", tokens=len(flight.token_ns))
+        elif self.drain_tokens:
+            flight.decide("client_left", policy="drain", tokens=len(flight.token_ns))
+            self._drained_at = len(flight.token_ns) + self.drain_tokens
+        else:
             self._task.cancel()
+
+    def stay(self, policy: LeavePolicy, drain_tokens: int) -> None:
+        """What a stream does when its client leaves, where that is not `cancel`. To be called after `watch`, before the first event."""
+        if policy == "drain":
+            self.drain_tokens = drain_tokens
+        elif policy == "keep" and self._connection is not None and self.ask is not None:
+            self.kept = self.house.kept.open(self.flight.id, self.ask.caller, self)
+            if self.kept is None:
+                self.flight.decide("not_kept", why="streams.replay_streams are held already")
+            else:
+                self.reader = self.kept.reader
+                self._fast = None
 
     def expire(self) -> None:
         """Cancel the request where its deadline has passed."""
         if self.ask is not None and self._task is not None and not self.done and not self.expired and self.ask.deadline.passed():
             self.expired = True
             self._task.cancel()
+
+    def look(self, now_ns: int) -> None:
+        """What time brings: called a few times a second."""
+        self.expire()
+        cycle = self._cycle
+        if cycle is None or self._task is None or self.gone:
+            if self._drained_at and len(self.flight.token_ns) >= self._drained_at and self._task is not None and not self.done:
+                self._task.cancel()  # also where nothing of it is written yet
+            return
+        if cycle.flow.write_paused:
+            self._look_at_slow_reader(cycle, now_ns)
+        elif self.done:
+            return
+        elif not self.started:
+            if self.opening is not None and now_ns - self.flight.began_ns > self.house.head_wait_s * 1e9:
+                self._open(WAITING, self.opening())
+        elif self.wrote or not self._since_ns:
+            self.wrote = False
+            self._since_ns = now_ns
+        elif now_ns - self._since_ns > self.house.keepalive_s * 1e9:
+            self._since_ns = now_ns
+            write_piece(cycle, KEEP_ALIVE)
+
+    def _look_at_slow_reader(self, cycle: RequestResponseCycle, now_ns: int) -> None:
+        """Give a client up that has not read a byte for too long: where that is the policy, and where only this client is waited for."""
+        unread = cycle.transport.get_write_buffer_size()
+        streams = self.house.streams
+        if unread != self._unread or not self._since_ns:
+            self._unread = unread
+            self._since_ns = now_ns
+        elif now_ns - self._since_ns > streams.slow_reader_s * 1e9 and (streams.slow_reader == "drop" or self.done or self.reader is not None):
+            if not self.done and self.kept is None:
+                self.flight.error_code = "slow_reader"
+            self.flight.decide("slow_reader", unread_bytes=unread, waited_s=round((now_ns - self._since_ns) / 1e9, 3))
+            self.left()
+            cycle.transport.abort()
+
+    def probe(self) -> bool:
+        """Write something that a client which reads on overlooks, to learn whether it is there. False where nothing can be written."""
+        cycle = self._cycle
+        assert cycle is not None, "a connection asks"
+        if not cycle.response_started:
+            if cycle.scope["http_version"] != "1.1":
+                return False
+            cycle.transport.write(CONTINUE)
+        elif not cycle.flow.write_paused:  # else enough is on its way that a client which left will answer
+            return write_piece(cycle, COMMENT)
+        return True
 
     # -- out
 
@@ -208,21 +331,80 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     def start_stream(self, piece: bytes, headers: Sequence[Header] = ()) -> Awaitable[None] | None:
-        """The head and the first piece of a stream; as `write`."""
-        self.started = True
-        self.status = 200
-        headers = [*SSE_HEADERS, (b"x-request-id", self.flight.id.encode()), *headers]
-        if self._cycle is not None and write_head(self._cycle, 200, headers, piece):
-            return None
-        head = self._offer({"type": "http.response.start", "status": 200, "headers": headers})
-        return self.write(piece) if head is None else self._write_after(head, piece)
+        """The head and the first piece of a stream; as `write`. A piece is whole events."""
+        if self.kept is None:
+            return self._open(piece, headers)
+        if not self.started:
+            self._open(b"", headers)
+        return self.kept.add(piece)
 
     def write(self, piece: bytes) -> Awaitable[None] | None:
         """One piece of a stream, at once. None, or what to await until the client's buffer has room again: a slow reader slows the
         engine, not our memory."""
-        if self._cycle is not None and write_piece(self._cycle, piece):
+        self.wrote = True
+        if self._fast is not None and write_piece(self._fast, piece):
             return None
-        return self._offer({"type": "http.response.body", "body": piece, "more_body": True})
+        return self._write_otherwise(piece)
+
+    def _write_otherwise(self, piece: bytes) -> Awaitable[None] | None:
+        """To a stream that is kept, to a client that left or reads slowly, or by ASGI."""
+        if self.kept is not None:
+            return self.kept.add(piece)
+        if self.gone:
+            if len(self.flight.token_ns) >= self._drained_at:
+                raise ClientGone("The client left, and the tokens that its policy grants have been read.")
+            return None
+        if self._cycle is None:
+            return self._offer({"type": "http.response.body", "body": piece, "more_body": True})
+        if self.house.streams.slow_reader == "coalesce" and self._hold(piece):
+            return None
+        return _Room(self, piece)
+
+    def _hold(self, piece: bytes) -> bool:
+        """Keep a piece until the client reads on. False where too much is held already, however it is merged."""
+        limit = self.house.streams.coalesce_bytes
+        if self._held_bytes + len(piece) > limit:
+            merged = coalesce(b"".join(self._held))
+            self._held, self._held_bytes = [merged], len(merged)
+            if 2 * len(merged) > limit:  # merging again and again would cost more than it gains
+                return False
+        self._held.append(piece)
+        self._held_bytes += len(piece)
+        return True
+
+    def _take_held(self) -> bytes:
+        held, self._held, self._held_bytes = coalesce(b"".join(self._held)), [], 0
+        return held
+
+    def has_room(self) -> None:
+        """The client reads on."""
+        self._since_ns = 0
+        if self.reader is not None:
+            self.reader.push()
+        elif self._held and self._cycle is not None:
+            write_piece(self._cycle, self._take_held())
+
+    async def write_when_room(self, piece: bytes) -> None:
+        """Write as soon as the client has room, or not at all where it leaves."""
+        cycle = self._cycle
+        assert cycle is not None, "waits for a connection of ours"
+        while cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        write_piece(cycle, piece)
+
+    def _open(self, piece: bytes, headers: Sequence[Header]) -> Awaitable[None] | None:
+        """The head of a stream to the client, and what comes first."""
+        self.started = True
+        self.status = 200
+        cycle = self._cycle
+        headers = [*SSE_HEADERS, (b"x-request-id", self.flight.id.encode()), *headers]
+        if cycle is not None:
+            if self.house.streams.buffer_bytes != BUFFER_BYTES:
+                cycle.transport.set_write_buffer_limits(high=self.house.streams.buffer_bytes)
+            if write_head(cycle, 200, headers, piece):
+                return None
+        head = self._offer({"type": "http.response.start", "status": 200, "headers": headers})
+        return self.write(piece) if head is None else self._write_after(head, piece)
 
     def _offer(self, message: dict[str, Any]) -> Awaitable[None] | None:
         """Run `send` as far as it goes without waiting, which is nearly always to its end: a token leaves in the turn that read it."""
@@ -239,10 +421,67 @@ class Exchange:
 
     async def end_stream(self, last: bytes) -> None:
         """The last bytes; the flight is booked before they leave."""
+        if self.kept is not None:
+            await self._end_kept(self.kept, last)
+            return
+        if self.gone:
+            self._book("client_gone", 499)
+            return
         self._book(self.flight.end, 200)
-        self.done = True
-        if self._cycle is None or not write_last(self._cycle, last):
+        if self._held:
+            last = self._take_held() + last
+        cycle = self._cycle
+        if cycle is None:
             await self._send({"type": "http.response.body", "body": last})
+            return
+        while cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        write_last(cycle, last)
+
+    # -- kept streams
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits for the client that nothing more is to be written."""
+        return self._cycle is None or self._cycle.flow.write_paused
+
+    def put(self, piece: bytes) -> None:
+        """Events of a kept stream to this client."""
+        self.wrote = True
+        if self._cycle is not None:
+            write_piece(self._cycle, piece)
+
+    def read(self, kept: KeptStream, after: int) -> Reader:
+        """Give this client the events of a kept stream that come after number `after`. Raises ResumeLost, BadRequest."""
+        reader = kept.attach(self, after)
+        self.reader = reader
+        self._open(b"", [(b"x-tidegate-resumes", kept.id.encode())])
+        reader.push()
+        return reader
+
+    async def _end_kept(self, kept: KeptStream, last: bytes) -> None:
+        """The run is over. Its own client, where it is still there, reads what is left."""
+        self._book(self.flight.end, 499 if self.gone else 200)
+        kept.finish(last, self.flight.end)
+        assert self.reader is not None
+        if await self.reader.done == "end" and self._cycle is not None:
+            write_last(self._cycle, b"")
+
+    def give_up(self) -> None:
+        """Nobody came back for a kept stream: cancel its run."""
+        if not self.done and self._task is not None:
+            self.gone = True
+            self._task.cancel()
+
+    def client_taken(self) -> None:
+        """A newer reader took the stream over: this client is told so, and the run goes on."""
+        self.gone = True
+        cycle = self._cycle
+        if cycle is None or cycle.response_complete or cycle.disconnected:
+            return
+        if not write_last(cycle, self.error_event(taken_over())):
+            cycle.disconnected = True
+            cycle.transport.abort()
 
     # -- whatever happened
 
@@ -260,7 +499,7 @@ class Exchange:
 
     def supersede(self, by: str) -> bool:
         """Cut this run for the newer one whose trace_id is `by`. False where it has ended, or is ending, for another reason."""
-        if self.done or self.gone or self.expired or self.superseded_by:
+        if self.done or self.expired or self.superseded_by or (self.gone and self.kept is None):
             return False
         self.superseded_by = by
         if self._task is not None:  # else it has not begun to run, and `watch` ends it
@@ -281,10 +520,10 @@ class Exchange:
                 raise
             assert self._task is not None, "only a watched request is ended by us"
             self._task.uncancel()
-            if self.gone:
-                self._book("client_gone", 499)
-            elif self.superseded_by:
+            if self.superseded_by:
                 await self._fail(Superseded(self.superseded_by))
+            elif not self.expired:
+                self._book("client_gone", 499)
             else:
                 seconds = self.house.deadline_s
                 await self._fail(DeadlineExceeded(f"The request took longer than {seconds:.0f} s.", hint="Ask for less, or raise server.deadline_s."))
@@ -293,8 +532,17 @@ class Exchange:
             await self._fail(TidegateError("Something went wrong inside Tidegate.", hint="Give the operator this trace_id."))
         finally:
             running.discard(self)
+            if not self.done:
+                self._book("error", self.status or 500)
+            if self.kept is not None:
+                self._forget_kept(self.kept)
             if self._conversation is not None:
                 self.house.conversations.leave(self._conversation, self)
+
+    def _forget_kept(self, kept: KeptStream) -> None:
+        if not kept.ended:
+            self.house.kept.drop(kept, remember=self.started)
+        kept.run = None  # what is kept is the events, not the request
 
     async def _fail(self, error: TidegateError) -> None:
         flight = self.flight
@@ -355,6 +603,19 @@ class Exchange:
             return None
 
 
+class _Room:
+    """Awaited, a piece is written as soon as the client has room. Not a coroutine: it may be dropped without being awaited."""
+
+    __slots__ = ("_exchange", "_piece")
+
+    def __init__(self, exchange: Exchange, piece: bytes) -> None:
+        self._exchange = exchange
+        self._piece = piece
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._exchange.write_when_room(self._piece).__await__()
+
+
 class _Rest:
     """The rest of a coroutine that was begun outside a task and has come to wait for something."""
 
@@ -383,6 +644,10 @@ def _retrieve(task: asyncio.Task[None]) -> None:
     # A connection that breaks while it is watched has nothing more to tell; the request's own task has noticed by then.
     if not task.cancelled():
         task.exception()
+
+
+def taken_over() -> ResumedElsewhere:
+    return ResumedElsewhere("A newer reader took this stream over.", hint="Only one client reads a stream: the one that came last.")
 
 
 async def asking(exchange: Exchange) -> Caller:

@@ -13,6 +13,7 @@ from tidegate.admission.limits import Limits, Ticket
 from tidegate.api.events import EventMaker, usage_fields
 from tidegate.api.exchange import MOST_NAME_CHARS, Exchange, asking
 from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check_lists, check_messages, check_prompt, decode_object, stream_options
+from tidegate.api.leave import resume, resumes, stay_as_asked
 from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import BadRequest, MethodNotAllowed, StoreDown
@@ -45,6 +46,9 @@ class GenerationRoute:
         exchange.need_post()
         caller = await asking(exchange)
         body = await exchange.body()
+        if exchange.house.stays and (at := resumes(exchange)) is not None:
+            await resume(exchange, caller, at)
+            return
         ask = exchange.new_ask(caller)
         try:
             self._parse(ask, body, streams=exchange.on_socket)
@@ -54,8 +58,8 @@ class GenerationRoute:
         assert call is not None
         ticket = self._limits.admit(caller, estimate_prompt_tokens(call) + _answer_tokens(call.body))
         ask.flight.lap("limits")
-        exchange.watch()
         try:
+            exchange.watch()
             exchange.converse()
             if ask.stream:
                 await self._stream(exchange, ask, ticket)
@@ -96,6 +100,9 @@ class GenerationRoute:
         await exchange.json(200, body, ticket.headers())
 
     async def _stream(self, exchange: Exchange, ask: Ask, ticket: Ticket) -> None:
+        exchange.opening = ticket.headers
+        if exchange.house.stays:
+            stay_as_asked(exchange)
         relay = Relay(self._kind, exchange, ticket, ask)
         ask.emit = relay.emit
         await run(ask, self._steps)
@@ -166,7 +173,8 @@ def settle(ticket: Ticket, exchange: Exchange) -> None:
     if flight.engine and (flight.usage.total_tokens or flight.token_ns):
         ticket.settle(flight.usage.total_tokens)
     elif flight.engine and call is not None and (exchange.gone or exchange.expired or exchange.superseded_by):
-        ticket.settle(estimate_prompt_tokens(call))
+        flight.usage = Usage(estimate_prompt_tokens(call), 0, exact=False)
+        ticket.settle(flight.usage.total_tokens)
     else:
         ticket.refund()
 
@@ -219,8 +227,8 @@ class EmbeddingRoute:
         flight.model = self._embedder.model
         ticket = self._limits.admit(caller, len(body) // 4 + 1)
         flight.lap("limits")
-        exchange.watch()
         try:
+            exchange.watch()
             await self._answer(exchange, ask, self._embedder, wanted)
         finally:
             settle(ticket, exchange)

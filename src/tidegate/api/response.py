@@ -2,7 +2,9 @@
 
 ASGI's two messages cost more than the rest of a short answer: each is a dict, a coroutine and a check of every header. What is done here is
 what `RequestResponseCycle.send` does, on its own fields; uvicorn's version is pinned, and `cycle_of` finds out at every request whether
-there is such a cycle to write to. Where there is none, or the client does not read fast enough, callers use ASGI instead.
+there is such a cycle to write to. Where there is none, callers use ASGI instead.
+
+HTTP/1.0 knows no chunks: a stream to such a client is plain bytes until the connection closes.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 Header = tuple[bytes, bytes]
 
+#: Stands where uvicorn keeps the bytes of a body that are still to come, for a body that ends with the connection.
+_UNTIL_CLOSE = -1
+
 
 def cycle_of(send: Any) -> RequestResponseCycle | None:
-    """uvicorn's object behind an ASGI `send`, where that may be written to directly: HTTP/1.1, and a method whose response has a body."""
+    """uvicorn's object behind an ASGI `send`, where that may be written to directly: a method whose response has a body."""
     cycle = getattr(send, "__self__", None)
-    if type(cycle) is not RequestResponseCycle or cycle.scope["http_version"] != "1.1" or cycle.scope["method"] == "HEAD":
+    if type(cycle) is not RequestResponseCycle or cycle.scope["method"] == "HEAD":
         return None
     return cycle
 
@@ -36,24 +41,39 @@ def write_head(cycle: RequestResponseCycle, status: int, headers: Iterable[Heade
     """The head of a stream and its first piece. False: nothing was written, use ASGI."""
     if not _may_begin(cycle):
         return False
-    cycle.chunked_encoding = True
-    cycle.transport.write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (STATUS_LINE[status], _lines(cycle, headers), _chunk(piece)))
+    if cycle.scope["http_version"] == "1.1":
+        cycle.chunked_encoding = True
+        cycle.transport.write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (STATUS_LINE[status], _lines(cycle, headers), _chunk(piece)))
+    else:
+        cycle.chunked_encoding = cycle.keep_alive = False
+        cycle.expected_content_length = _UNTIL_CLOSE
+        cycle.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[status], _lines(cycle, headers), piece))
     return True
 
 
 def write_piece(cycle: RequestResponseCycle, piece: bytes) -> bool:
-    """A piece of a stream that `write_head` began. False: it was not written, use ASGI, which waits where the client reads slowly."""
-    if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+    """A piece of a stream that `write_head` began. False: it was not written: the client reads slowly, or left, or ASGI began the response."""
+    if cycle.flow.write_paused or cycle.disconnected:
         return False
-    cycle.transport.write(_chunk(piece))
+    if cycle.chunked_encoding:
+        cycle.transport.write(_chunk(piece))
+    elif cycle.expected_content_length == _UNTIL_CLOSE:
+        cycle.transport.write(piece)
+    else:
+        return False
     return True
 
 
 def write_last(cycle: RequestResponseCycle, piece: bytes) -> bool:
-    """The last piece, and the end of the stream. False: nothing was written, use ASGI."""
-    if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+    """The last piece, and the end of the stream. False: nothing was written, as with `write_piece`."""
+    if cycle.flow.write_paused or cycle.disconnected:
         return False
-    cycle.transport.write(_chunk(piece) + b"0\r\n\r\n")
+    if cycle.chunked_encoding:
+        cycle.transport.write(_chunk(piece) + b"0\r\n\r\n")
+    elif cycle.expected_content_length == _UNTIL_CLOSE:
+        cycle.transport.write(piece)
+    else:
+        return False
     _complete(cycle)
     return True
 

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from tidegate.api.connection import Connection
 from tidegate.api.exchange import Exchange, House, Receive, Scope, Send
+from tidegate.api.leave import STREAMS
 from tidegate.api.settings import ServerSettings
 from tidegate.api.websocket import HOT_PATHS, Session
 from tidegate.api.websocket_connection import SocketConnection
@@ -48,6 +49,8 @@ class Door:
         if scope["type"] == "http":
             path = scope["path"]
             route = self._hot.get(path) or self._capabilities.get(path)
+            if route is None and path.startswith(STREAMS + "/"):
+                route = self._hot.get(STREAMS)
             if route is None and path.startswith("/v1/"):
                 route = self._unknown("route", list(self._hot))
             elif route is None and scope["method"] == "POST" and path.startswith("/api/v1/") and path.count("/") == 4:

@@ -39,8 +39,8 @@ class StreamSettings(Section):
 
     leave: LeavePolicy = Field(
         "cancel",
-        description="When the client of a /v1 stream leaves: `cancel` frees the engine at once, `drain` reads up to `drain_tokens` more so that usage "
-        "is exact, `keep` goes on and holds the rest for a client that comes back.",
+        description="When the client of a /v1 stream leaves: `cancel` frees the engine at once, `drain` reads up to `drain_tokens` more so that "
+        "usage is exact, `keep` goes on and holds the rest for a client that comes back.",
     )
     drain_tokens: int = Field(256, ge=1, description="With `drain`: tokens that are still read after the client left.")
     callers_may: list[LeavePolicy] = Field([], description="Policies that a caller may choose instead, with the header `x-tidegate-leave`.")
@@ -50,8 +50,8 @@ class StreamSettings(Section):
     replay_streams: int = Field(1000, ge=1, description="With `keep`: streams that are held at once; one more is not kept.")
     slow_reader: Literal["block", "coalesce", "drop"] = Field(
         "block",
-        description="When a client reads more slowly than the engine writes: `block` slows the engine, `coalesce` merges what waits into fewer events, "
-        "`drop` gives the client up after `slow_reader_s`.",
+        description="When a client reads more slowly than the engine writes: `block` slows the engine, `coalesce` merges what waits into fewer "
+        "events, `drop` gives the client up after `slow_reader_s`.",
     )
     slow_reader_s: float = Field(30.0, gt=0, description="Seconds without a byte read after which a client is given up, where that is to happen.")
     buffer_bytes: int = Field(65_536, ge=1024, description="Bytes that may wait for a client before it counts as a slow reader.")
