@@ -1,27 +1,32 @@
-"""OpenAI's streaming dialect, as its many speakers speak it: one event's JSON -> one Chunk, and the judgement of how the stream ended.
+"""One event's JSON -> chunks: OpenAI's streaming dialect, as its many speakers speak it, and by its first event any other that `dialects/` knows.
 
 Decoding is typed and partial: only what decides something is looked at, and the payload itself travels on as `Chunk.raw`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Protocol
 
 import msgspec
 
-from tidegate.core.chunk import Chunk, End, Usage
-from tidegate.core.errors import EngineCut, EngineEmpty, EngineError, EngineRefused
-from tidegate.engines.refusal import code_of
+from tidegate.core.chunk import Chunk, End, ToolDelta, Usage
+from tidegate.core.errors import EngineError
+from tidegate.engines.answer import Answer, tokens_in, whole_number
+from tidegate.engines.answer import estimate_tokens as estimate_tokens
+from tidegate.engines.dialects import anthropic, cohere, gemini, responses
 
 #: Finish reasons as engines name them -> ours.
 _ENDS: dict[str, End] = {
     "stop": "stop", "eos": "stop", "eos_token": "stop", "stop_sequence": "stop", "end_turn": "stop",
     "length": "length", "max_tokens": "length", "model_length": "length",
-    "tool_calls": "tool_calls", "function_call": "tool_calls",
+    "tool_calls": "tool_calls", "function_call": "tool_calls", "tool_use": "tool_calls",
     "content_filter": "content_filter",
 }  # fmt: skip
 #: Finish reasons by which an engine says that it gave up.
 _GIVEN_UP = frozenset({"abort", "error", "cancelled", "insufficient_system_resource"})
+#: A pair of surrogates, half a pair, or an escaped backslash (after which `ud800` is text), in JSON's escapes.
+_SURROGATES = re.compile(rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -40,168 +45,342 @@ class _Choice(msgspec.Struct, gc=False):
     message: _Delta | None = None
     text: Any = None
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
-class _CachedTokens(msgspec.Struct, gc=False):
+class _Details(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _CachedTokens | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    # where two providers put them
+    cached_tokens: int | None = None
+    prompt_cache_hit_tokens: int | None = None
+
+
+class _Timings(msgspec.Struct, gc=False):
+    """llama.cpp's own count of tokens so far, partial characters included."""
+
+    cache_n: int | None = None
+    prompt_n: int | None = None
+    predicted_n: int | None = None
 
 
 class _Payload(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
+    timings: _Timings | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 _decode = msgspec.json.Decoder(_Payload).decode
 
 
-def estimate_tokens(text_bytes: int) -> int:
-    """Tokens of a text of so many UTF-8 bytes: four bytes each, about right for English and Chinese alike. Always marked as an estimate."""
-    return (text_bytes + 3) // 4
+class _Reader(Protocol):
+    """See `engines/dialects`."""
+
+    def read(self, event: dict[str, Any], data: bytes, at_ns: int) -> None: ...
 
 
-class Dialect:
+class Dialect(Answer):
     """Reads one answer, event by event or whole, and remembers what is needed to judge its end."""
 
-    __slots__ = ("finish", "label", "odd_finish", "over", "said", "text_bytes", "thought", "usage")
+    __slots__ = ("_reader", "_tool_ids", "surrogates")
 
     def __init__(self, label: str) -> None:
-        self.label = label
-        self.finish: End | None = None
-        self.odd_finish: str | None = None
-        self.usage: Usage | None = None
-        self.over = False  # `[DONE]` was said
-        self.said = False  # text or a tool call
-        self.thought = False  # reasoning
-        self.text_bytes = 0
+        super().__init__(label)
+        self._reader: _Reader | None = None
+        self._tool_ids: list[str] = []  # calls of a speaker that does not number them
+        self.surrogates = 0  # halves of surrogate pairs that were replaced
 
     def chunk(self, data: bytes, at_ns: int) -> Chunk | None:
-        """The chunk of one event; None for `[DONE]`.
+        """The chunk of one event. None where the event is more or less than one chunk: they are in `ready` then, and `over` says whether it was
+        the last word (`[DONE]`, or the dialect's own).
 
-        Raises EngineError for an error event and for broken JSON, EngineCut where the engine gave up, EngineEmpty where it said nothing.
+        Raises EngineRefused (or what else it means) for an error that the engine reports, EngineError for broken JSON, EngineCut where the engine
+        gave up, EngineEmpty where it said nothing.
         """
-        if data == b"[DONE]":
-            self.over = True
+        if self._reader is not None:
+            self._foreign(data, at_ns)
             return None
         try:
             payload = _decode(data)
-        except msgspec.ValidationError:
-            return Chunk(at_ns, "notice", "", data)  # JSON, but of a shape we do not know: passed on
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise EngineError(f"{self.label} sent an event that is not JSON.", hint="Its log may say why.") from None
-        if payload.error:
-            raise self.error(payload.error)
-        chunk = Chunk(at_ns, "notice", "", data)
-        if payload.usage is not None:
-            chunk.usage = self._read_usage(payload.usage)
-            chunk.kind = "usage"
-        for choice in payload.choices or ():
-            # with n > 1 the others travel in `raw` only: one flight has one text
-            if choice.index == 0:
-                self._read_choice(choice, choice.delta, chunk)
-        return chunk
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return self._odd(data, at_ns, error)
+        choices = payload.choices
+        if not choices or len(choices) > 1 or payload.usage is not None or payload.timings is not None or payload.error:
+            return self._unusual(payload, data, at_ns)
+        choice = choices[0]
+        delta = choice.delta
+        # The usual event: a piece of text and nothing else. With n > 1 the others travel in `raw` only: one flight has one text.
+        if delta is not None and not choice.index:
+            text = delta.content
+            if (
+                text.__class__ is str and text and delta.tool_calls is None and choice.finish_reason is None and choice.token_ids is None
+                and delta.function_call is None and len(text) <= 32
+            ):  # fmt: skip
+                self.said = True
+                self.guessed += 1
+                return Chunk(at_ns, "text", text, data)
+        return self._unusual(payload, data, at_ns)
 
     def whole(self, body: bytes) -> str:
         """The text of a non-streamed answer; sets finish and usage. Raises as `chunk` does."""
         try:
             payload = _decode(body)
+        except msgspec.ValidationError:
+            payload = _loosely(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise EngineError(f"{self.label} did not answer with an OpenAI-shaped JSON object.", hint="Check url.") from None
         if payload.error:
             raise self.error(payload.error)
         if not payload.choices:
             raise EngineError(f"{self.label} answered without choices.", hint="Is this an OpenAI-compatible engine?")
-        if payload.usage is not None:
-            self._read_usage(payload.usage)
         chunk = Chunk(0, "notice")
         choice = next((c for c in payload.choices if c.index == 0), payload.choices[0])
         choice.finish_reason = choice.finish_reason or "stop"
         self._read_choice(choice, choice.message, chunk)
+        self._read_counts(payload)
         self.over = True
         return chunk.text if chunk.kind == "text" else ""
 
-    def best_usage(self, prompt_bytes: int) -> Usage:
-        """What the engine counted; where it has not, an estimate, marked as such."""
-        return self.usage or Usage(estimate_tokens(prompt_bytes), estimate_tokens(self.text_bytes), exact=False)
+    # -- events that are not the usual one
 
-    def error(self, error: Any) -> EngineError:
-        """The EngineError of an `error` member, whatever its shape."""
-        said = error if isinstance(error, dict) else {"message": error}
-        message = str(said.get("message") or "no reason given")[:2000]
-        status = said.get("status") or said.get("code")
-        return EngineRefused(
-            f"{self.label} reports an error: {message}",
-            engine_status=status if isinstance(status, int) and 400 <= status <= 599 else 502,
-            engine_code=code_of(said),
-            hint="The engine's log has the details.",
-        )
+    def _odd(self, data: bytes, at_ns: int, error: Exception) -> Chunk | None:
+        """What did not decode: the last word, half a surrogate pair, JSON of an odd shape, or no JSON at all."""
+        if data.strip() == b"[DONE]":
+            self.over = True
+            return None
+        whole = self._whole_surrogates(data)
+        if whole is not data:
+            return self.chunk(whole, at_ns)
+        if not isinstance(error, msgspec.ValidationError):
+            raise self.broken() from None
+        payload = _loosely(data)
+        return self._unusual(payload, data, at_ns)
 
-    def error_event(self, data: bytes) -> EngineError:
-        """The EngineError of an event that is named `error`."""
-        try:
-            said = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            said = data.decode("utf-8", "replace")
-        return self.error(said.get("error", said) if isinstance(said, dict) else said)
+    def _whole_surrogates(self, data: bytes) -> bytes:
+        """Halves of surrogate pairs are no characters: they cannot be written as UTF-8, and many JSON readers refuse them. U+FFFD stands for each."""
+        if b"\\ud" not in data and b"\\uD" not in data:
+            return data
+        count = 0
 
-    def empty(self) -> EngineEmpty:
-        """The EngineEmpty of this engine."""
-        return EngineEmpty(f"{self.label} ended its answer without saying anything.", hint="Look at the prompt and the stop strings.")
+        def mend(found: re.Match[bytes]) -> bytes:
+            nonlocal count
+            if len(found[0]) != 6:
+                return found[0]
+            count += 1
+            return b"\\ufffd"
+
+        mended = _SURROGATES.sub(mend, data)
+        self.surrogates += count
+        return mended if count else data
+
+    def _unusual(self, payload: _Payload, data: bytes, at_ns: int) -> Chunk | None:
+        if payload.error:
+            raise self.error(payload.error)
+        if payload.choices is None and not self.said and not self.thought and self.finish is None and self._recognise(data):
+            self._foreign(data, at_ns)
+            return None
+        # a payload goes out on one `data:` line; between the tokens of JSON a line end is a blank
+        chunk = Chunk(at_ns, "notice", "", data.replace(b"\n", b" ") if b"\n" in data else data)
+        for choice in payload.choices or ():
+            if choice.index == 0:
+                self._read_choice(choice, choice.delta or choice.message, chunk)
+        usage = self._read_counts(payload)
+        if usage is not None:
+            chunk.usage = usage
+            if chunk.kind == "notice" and payload.usage is not None:
+                chunk.kind = "usage"
+        return chunk
+
+    def _recognise(self, data: bytes) -> bool:
+        """Whether this first event is that of another dialect; from then on that is the one."""
+        event = _object(data)
+        if event is None:
+            return False
+        for dialect in (anthropic, responses, gemini, cohere):
+            if dialect.begins(event):
+                self._reader = dialect.Reader(self)
+                return True
+        return False
+
+    def _foreign(self, data: bytes, at_ns: int) -> None:
+        reader = self._reader
+        assert reader is not None
+        event = _object(data)
+        if event is None:
+            if data.strip() == b"[DONE]":
+                self.over = True
+                return
+            data = self._whole_surrogates(data)
+            event = _object(data)
+        if event is None:
+            try:
+                msgspec.json.decode(data)
+            except msgspec.ValidationError:  # a number that is out of every range
+                pass
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                raise self.broken() from None
+            self.pass_on(at_ns, data.replace(b"\n", b" "), says=False)
+            return
+        reader.read(event, data.replace(b"\n", b" ") if b"\n" in data else data, at_ns)
+
+    # -- OpenAI's parts
 
     def _read_choice(self, choice: _Choice, delta: _Delta | None, chunk: Chunk) -> None:
         text = choice.text
+        thoughts: Any = None
+        calls: list[ToolDelta] = []
         if delta is not None:
             text = delta.content or delta.refusal
-            if delta.tool_calls or delta.function_call:
-                self.said = True
-                chunk.kind = "tool_call"
-                self.text_bytes += len(msgspec.json.encode(delta.tool_calls or delta.function_call))
             thoughts = delta.reasoning_content or delta.reasoning
-            if thoughts:
-                self.thought = True
-                if isinstance(thoughts, str):
-                    self.text_bytes += len(thoughts)
-                    if not text:
-                        chunk.kind = "reasoning"
-                        chunk.text = thoughts
+            calls = self._read_tools(delta)
+        if text and not isinstance(text, str):
+            text, thoughts = _text_of_parts(text, "text"), thoughts or _text_of_parts(text, "thinking")
+        tokens = 0
+        if calls:
+            self.said = True
+            chunk.kind, chunk.tools = "tool_call", calls
+            tokens = max(1, sum(tokens_in(call.arguments) for call in calls))
+        if isinstance(thoughts, str) and thoughts:
+            self.thought = True
+            tokens += tokens_in(thoughts)
+            if not text:
+                if not calls:
+                    chunk.kind = "reasoning"
+                chunk.text = thoughts if not calls else ""
         if text:
-            if not isinstance(text, str):
-                text = _text_of_parts(text)
-            if text:
-                self.said = True
-                self.text_bytes += len(text) if text.isascii() else len(text.encode())
-                chunk.kind = "text"
-                chunk.text = text
+            self.said = True
+            tokens += tokens_in(text)
+            if not calls:
+                chunk.kind, chunk.text = "text", text
+        if choice.token_ids is not None:
+            self.known += len(choice.token_ids)
+            chunk.token_ids = choice.token_ids
+        else:
+            self.guessed += tokens
+        if choice.prompt_token_ids:
+            self.count_prompt(len(choice.prompt_token_ids))
         if choice.finish_reason:
-            chunk.finish = self._read_finish(choice.finish_reason)
+            chunk.finish = self.end(choice.finish_reason, _ENDS, _GIVEN_UP)
 
-    def _read_finish(self, reason: str) -> End:
-        if reason in _GIVEN_UP:
-            raise EngineCut(f"{self.label} gave the answer up (finish_reason {reason!r}).", hint="The engine's log has the details.")
-        end = _ENDS.get(reason)
-        if end is None:
-            end = "stop"
-            self.odd_finish = reason
-        if end in ("stop", "tool_calls") and not self.said:
-            raise self.empty()
-        self.finish = end
-        return end
+    def _read_tools(self, delta: _Delta) -> list[ToolDelta]:
+        pieces = delta.tool_calls
+        calls: list[ToolDelta] = []
+        for piece in pieces if isinstance(pieces, list) else ():
+            if isinstance(piece, dict):
+                function = piece.get("function") or piece.get("custom")
+                call = _tool(function if isinstance(function, dict) else {}, piece.get("id"))
+                call.index = self._tool_index(piece.get("index"), call)
+                calls.append(call)
+        if isinstance(delta.function_call, dict):
+            calls.append(_tool(delta.function_call, None))
+        return calls
+
+    def _tool_index(self, told: Any, call: ToolDelta) -> int:
+        """The call's number; where nobody tells it, a piece with a new id (or a name and no id) is the next call, any other goes on with the last."""
+        if isinstance(told, int):
+            return told
+        ids = self._tool_ids
+        if call.id and call.id in ids:
+            return ids.index(call.id)
+        if call.id or call.name or not ids:
+            ids.append(call.id)
+        return len(ids) - 1
+
+    def _read_counts(self, payload: _Payload) -> Usage | None:
+        usage, timings = payload.usage, payload.timings
+        if payload.prompt_token_ids:
+            self.count_prompt(len(payload.prompt_token_ids))
+        if usage is not None and (usage.completion_tokens is not None or usage.prompt_tokens is not None):
+            return self._read_usage(usage)
+        if timings is not None and timings.predicted_n is not None:
+            cached = whole_number(timings.cache_n)
+            return self.count(whole_number(timings.prompt_n) + cached, whole_number(timings.predicted_n), cached)
+        return None
 
     def _read_usage(self, usage: _Usage) -> Usage:
-        details = usage.prompt_tokens_details
-        cached = details.cached_tokens if details is not None else 0
-        self.usage = Usage(usage.prompt_tokens or 0, usage.completion_tokens or 0, cached or 0)
-        return self.usage
+        asked, answered = usage.prompt_tokens_details, usage.completion_tokens_details
+        cached = (asked.cached_tokens if asked is not None else None) or usage.cached_tokens or usage.prompt_cache_hit_tokens
+        reasoning = whole_number(answered.reasoning_tokens if answered is not None else None)
+        prompt, completion = whole_number(usage.prompt_tokens), whole_number(usage.completion_tokens)
+        if reasoning and whole_number(usage.total_tokens) == prompt + completion + reasoning:
+            completion += reasoning  # one provider counts them apart, and its total says so
+        return self.count(prompt, completion, whole_number(cached), reasoning)
 
 
-def _text_of_parts(parts: Any) -> str:
-    """The text of a `content` that is a list of parts (`{"type": "text", "text": ...}`)."""
+def _tool(function: dict[str, Any], id: Any) -> ToolDelta:
+    name, arguments = function.get("name"), function.get("arguments") or function.get("input")
+    if isinstance(arguments, dict):  # the whole call, its arguments not as text
+        arguments = msgspec.json.encode(arguments).decode()
+    return ToolDelta(
+        0, id if isinstance(id, str) else "", name if isinstance(name, str) else "", arguments if isinstance(arguments, str) else ""
+    )
+
+
+def _text_of_parts(parts: Any, kind: str) -> str:
+    """The text of a `content` that is a list of parts: `{"type": "text", "text": ...}`, `{"type": "thinking", "thinking": [parts]}`."""
     if not isinstance(parts, list):
         return ""
-    return "".join(p["text"] for p in parts if isinstance(p, dict) and isinstance(p.get("text"), str))
+    found: list[str] = []
+    for part in parts:
+        value = part.get(kind) if isinstance(part, dict) else None
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, list) and kind == "thinking":
+            found.append(_text_of_parts(value, "text"))
+    return "".join(found)
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    try:
+        event = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _loosely(data: bytes) -> _Payload:
+    """A payload of which one member is of an odd type: what can be understood of the others."""
+    event = _object(data)
+    payload = _Payload()
+    if event is None:
+        return payload
+    payload.error = event.get("error")
+    choices = event.get("choices")
+    if isinstance(choices, list):
+        payload.choices = [choice for choice in map(_loose_choice, choices) if choice is not None]
+    usage = event.get("usage")
+    if isinstance(usage, dict):
+        asked, answered = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+        prompt, completion, total = (
+            whole_number(usage[name]) if name in usage else None for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+        )
+        payload.usage = _Usage(
+            prompt, completion, total,
+            _Details(whole_number(asked.get("cached_tokens"))) if isinstance(asked, dict) else None,
+            _Details(None, whole_number(answered.get("reasoning_tokens"))) if isinstance(answered, dict) else None,
+        )  # fmt: skip
+    return payload
+
+
+def _loose_choice(value: Any) -> _Choice | None:
+    if not isinstance(value, dict):
+        return None
+    index, reason = value.get("index", 0), value.get("finish_reason")
+    if index is None:
+        index = 0
+    if not isinstance(index, int):
+        return None
+    parts = {name: _Delta(**{key: part.get(key) for key in _Delta.__struct_fields__}) if isinstance(part := value.get(name), dict) else None
+             for name in ("delta", "message")}  # fmt: skip
+    return _Choice(index, parts["delta"], parts["message"], value.get("text"), reason if isinstance(reason, str) else None)

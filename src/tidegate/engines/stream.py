@@ -18,7 +18,7 @@ Take = Callable[[list[Chunk]], Awaitable[None] | None]
 
 
 class Stream:
-    """An `EngineStream` over one HTTP reply in OpenAI's dialect.
+    """An `EngineStream` over one HTTP reply of server-sent events.
 
     A batch holds what one wake-up found: the chunks of all reads since the last. Keep-alive comments are no sign of life: the time-outs
     count events. Where the engine never said its usage, the last batch ends in a `usage` chunk that carries an estimate (`exact=False`,
@@ -159,12 +159,18 @@ class Stream:
                     if event.event == b"error":
                         raise dialect.error_event(event.data)
                     chunk = dialect.chunk(event.data, at_ns)
-                    if chunk is None:
+                    if chunk is not None:
+                        chunks.append(chunk)
+                        continue
+                    if dialect.ready:
+                        chunks += dialect.ready
+                        dialect.ready.clear()
+                    if dialect.over:
                         self._finish(at_ns, chunks)
                         return chunks
-                    chunks.append(chunk)
         except TidegateError as error:
             self._failure = error  # what came before it is delivered first
+            chunks += dialect.ready
         if chunks:
             self._events += 1
             self._until_ns = 0
@@ -183,19 +189,24 @@ class Stream:
             chunks.append(Chunk(at_ns, "notice", finish="stop"))
         if dialect.odd_finish is not None:
             self._flight.decide("engine_finish_unknown", finish_reason=dialect.odd_finish[:64], taken_as=dialect.finish)
+        if dialect.surrogates:
+            self._flight.decide("engine_surrogates_replaced", count=dialect.surrogates)
         if dialect.usage is None:
-            self._flight.decide("usage_estimated")
-            chunks.append(Chunk(at_ns, "usage", usage=self.usage))
+            usage = self.usage
+            if not usage.exact:
+                self._flight.decide("usage_estimated")
+            chunks.append(Chunk(at_ns, "usage", usage=usage))
 
     def _end_of_body(self) -> list[Chunk]:
-        """The body ended well, as HTTP goes, but `[DONE]` was not said."""
+        """The body ended well, as HTTP goes, but the dialect's last word (`[DONE]`) was not said."""
         dialect = self._dialect
         if dialect.finish is None:
             self._ended = True
             raise EngineCut(
                 f"{dialect.label} ended the stream in the middle of its answer (no finish_reason, no [DONE]).", hint="Its log may say why."
             )
-        self._flight.decide("engine_done_missing", finish=dialect.finish)
+        if not dialect.ends_with_body:
+            self._flight.decide("engine_done_missing", finish=dialect.finish)
         chunks: list[Chunk] = []
         self._finish(time.perf_counter_ns(), chunks)
         return chunks
