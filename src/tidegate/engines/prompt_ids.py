@@ -85,12 +85,13 @@ async def prompt_ids(
 
 
 async def first_tokens(text: str, tokenize: Tokenize) -> list[int]:
-    """Every token that `text` can begin with, also with a blank before it: those whose own text is a beginning of it, and those with which the
+    """Every token that `text` can begin with, with a blank before it and without: those whose own text is a beginning of it, and those with which the
     engine itself would begin (which may be a part of a character)."""
-    starts = (text, " " + text)
+    bare = text.lstrip()
+    starts = list(dict.fromkeys((text, bare, " " + bare)))
     beginnings = dict.fromkeys(start[:size] for start in starts for size in range(1, min(len(start), _LONGEST_TOKEN) + 1))
     ids = await tokenize([*starts, *beginnings], False)
-    found = [one[0] for one in ids[:2] if one] + [one[0] for one in ids[2:] if len(one) == 1]
+    found = [one[0] for one in ids[: len(starts)] if one] + [one[0] for one in ids[len(starts) :] if len(one) == 1]
     return list(dict.fromkeys(found))
 
 
