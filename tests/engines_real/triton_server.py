@@ -5,14 +5,16 @@ It runs in an environment of its own, because pytriton wants an older numpy:
     python -m venv ENV && ENV/bin/pip install nvidia-pytriton==0.7.0          (370 MB, linux x86_64, Python 3.8 to 3.13)
     ENV/bin/python tests/engines_real/triton_server.py [--grpc-port N] [--http-port N] [--metrics-port N] [--folder DIR]
 
-Ports that are not given are chosen free. When the server answers, one line of JSON comes on stdout,
+Ports that are not given are chosen free. When the server answers (ten seconds, more on a busy machine), one line of JSON comes on stdout,
 
-    {"ready": true, "grpc": 40001, "http": 40002, "metrics": 40003, "models": ["words", "plain"], "pid": 123}
+    {"ready": true, "grpc": 40001, "http": 40002, "metrics": 40003, "pid": 123, "target": {...}}
 
-and nothing else ever does (ten seconds, more on a busy machine); what the server says of itself goes to stderr. It ends with its parent, on SIGTERM and on SIGINT.
+and nothing else ever does; what the server says of itself goes to stderr. `target` is what the contract suite wants in a file of its own (see
+tests/engines/contract/target.py). It ends with its parent, on SIGTERM and on SIGINT, and takes everything that it started with it.
 
-The model `words` is decoupled: each response carries one word. Inputs, all but the first optional: text_input, stream, max_tokens, temperature,
-seed, stop_words. Outputs: text_output, finish_reason, num_input_tokens, num_output_tokens. It makes four answers at once; a fifth waits. The model `plain` takes text_input alone and gives text_output in one piece, without streaming.
+The model `words` is decoupled: each response carries one word. Inputs, all but the first optional: text_input, stream, max_tokens,
+temperature, seed, stop_words. Outputs: text_output, finish_reason, num_input_tokens, num_output_tokens. It makes four answers at once; a fifth
+waits. The model `plain` takes text_input alone and gives text_output in one piece, without streaming.
 
 The answer to a prompt is the words of WORDS over and over, from where the prompt's answer so far ends: what follows the last line that ends
 in "assistant" (ChatML) is counted in words, so that an answer that is continued from a prefix is the answer that would have come. Orders in
@@ -42,7 +44,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-WORDS = " the quick brown fox jumps over lazy dogs and then café 你好 runs off 😀 far".split(" ")[1:]
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "and", "then", "café", "你好", "runs", "off", "😀", "far"]
 #: On a busy machine pytriton's processes give each other up after a second.
 ATTEMPTS = 3
 ORDERS = re.compile(r"##([a-z0-9_=,]+)##")
@@ -204,12 +206,30 @@ def serve(grpc_port: int, http_port: int, metrics_port: int, folder: str, out: i
         stop = threading.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: stop.set())
-        ready = {"ready": True, "grpc": grpc_port, "http": http_port, "metrics": metrics_port, "models": ["words", "plain"], "pid": os.getpid()}
+        ready = {
+            "ready": True, "grpc": grpc_port, "http": http_port, "metrics": metrics_port, "pid": os.getpid(), "target": target(grpc_port),
+        }  # fmt: skip
         os.write(out, (json.dumps(ready) + "\n").encode())
         stop.wait()
         # models that run on hold their threads: what is left after a while dies with the process
         threading.Timer(5, end).start()
     end()
+
+
+def target(grpc_port: int) -> dict[str, object]:
+    """For the contract suite. Answers that are cancelled run on here, so none of them is long."""
+
+    def chat(orders: str) -> dict[str, object]:
+        return {"kind": "chat", "body": {"messages": [{"role": "user", "content": f"Say something. ##{orders}##"}]}}
+
+    return {
+        "name": "triton", "adapter": "triton", "model": "words", "context": 128,
+        "settings": {"url": f"http://127.0.0.1:{grpc_port}", "chat_template": "chatml"},
+        "calls": {
+            "short": chat("n=12,i=1"), "long": chat("n=400,i=5"), "unicode": chat("n=16,m=utf8_split"), "prefill": chat("t=2000,n=2"),
+            "overflow": chat("m=context"), "completion": {"kind": "completion", "body": {"prompt": "Once upon a time ##n=12##"}},
+        },
+    }  # fmt: skip
 
 
 def adopt_orphans() -> None:
@@ -264,7 +284,7 @@ def main() -> None:
             ports = [port or free_port() for port in (given.grpc_port, given.http_port, given.metrics_port)]
             try:
                 serve(ports[0], ports[1], ports[2], os.path.join(home, str(attempt)), out)
-            except Exception as error:  # noqa: BLE001 - whatever it is, a second try costs nothing
+            except Exception as error:
                 print(f"Triton did not start: {error!r}"[:2000], file=sys.stderr)
     raise SystemExit(1)
 

@@ -24,6 +24,8 @@ def status_error(label: str, status: str, details: str, *, began: bool) -> Tideg
     """The error for a call that ended with `status` (e.g. "UNAVAILABLE"). `began`: something of the answer had come."""
     details = _reason(details)
     broken = any(word in details for word in _BROKEN)
+    if status == "DEADLINE_EXCEEDED":
+        return EngineStalled(f"{label} did not end its answer in time (total_s): {details}", hint="Is the engine overloaded or hung?")
     if status == "OK" or (began and (status == "UNAVAILABLE" or broken)):
         return EngineCut(f"{label} ended the stream in the middle of its answer ({status}: {details}).", hint="Its log may say why.")
     if "protocol is restricted" in details:
@@ -34,8 +36,6 @@ def status_error(label: str, status: str, details: str, *, began: bool) -> Tideg
         )
     if status == "UNAVAILABLE" or broken:
         return EngineDown(f"{label} cannot be reached or closed the connection: {details}", hint="Is Triton running, and url its gRPC port (8001)?")
-    if status == "DEADLINE_EXCEEDED":
-        return EngineStalled(f"{label} says that its own time for the answer is up: {details}", hint="Is the engine overloaded or hung?")
     if status == "CANCELLED":
         return EngineCut(f"{label} gave the answer up: {details}", hint="The engine's log has the details.")
     if status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):

@@ -119,7 +119,7 @@ class TritonModel:
             filled[name] = _fill(self.inputs[name], value, name)
         sampling: dict[str, Any] = {}
         for field, value in _renamed(fields):
-            if field in _NOT_FOR_MODELS or value is None:
+            if field in _NOT_FOR_MODELS or value is None or value == []:
                 continue
             tensor = self.fields.get(field)
             if tensor is not None:

@@ -188,9 +188,12 @@ class TritonStream:
             raise EngineError(
                 f"{self._label} sent a tensor that cannot be read: {error}.", hint="Does its model keep to its configuration?"
             ) from None
-        if response.outputs and not any(output.name == model.answer.name for output in response.outputs):
-            found = ", ".join(output.name for output in response.outputs)
-            raise EngineError(f"{self._label} answered without {model.answer.name}, with {found}.", hint="Does its model keep to its configuration?")
+        strange = [output.name for output in response.outputs if output.name not in model.outputs]
+        if strange:
+            raise EngineError(
+                f"{self._label} answered with {', '.join(strange)[:200]}, which its configuration does not name.",
+                hint="Was the model loaded anew? Then ask again.",
+            )
         return text
 
     def _read_finish(self, reason: str) -> None:
