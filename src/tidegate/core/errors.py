@@ -18,6 +18,7 @@ sent as `Retry-After` where it is known.
     |-- EngineError 502          the engine answered wrongly, or not at all
     |   |-- EngineRefused        the engine's own status, code and Retry-After, passed on
     |   |-- EngineDown 503
+    |   |-- EngineNotAdmitted 503  the engine failed a check that it must pass
     |   |-- EngineCut 502        the stream ended before its end
     |   |-- EngineEmpty 502      the stream ended well but said nothing
     |   |-- EngineStalled 504
@@ -216,6 +217,13 @@ class EngineDown(EngineError):
     """The engine cannot be reached."""
 
     code = "engine_down"
+    status = 503
+
+
+class EngineNotAdmitted(EngineError):
+    """Every engine that serves the model failed a check that it must pass; see `tidegate check`."""
+
+    code = "engine_not_admitted"
     status = 503
 
 

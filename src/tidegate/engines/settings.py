@@ -42,6 +42,14 @@ class EngineSettings(Section):
         description="What happens to text in messages that reads as one of the model's control tokens, where the engine would take it for one "
         "(triton, tgi, sglang): a blank is put into it, the request is refused, or it passes as it is.",
     )
+    conformance: Literal["must", "warn", "off"] = Field(
+        "must",
+        description="What the gateway makes of its checks of the engine, at its start and when the engine comes back: an engine that fails a must is "
+        "not used, it is only shown, or nothing is checked. See tidegate check.",
+    )
+    tokenizer: str | None = Field(
+        None, description="GGUF file with the vocabulary that the engine should have, plain or gzipped; the checks compare the engine's with it."
+    )
 
     @field_validator("url")
     @classmethod
