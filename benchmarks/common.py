@@ -75,7 +75,7 @@ def write_config(folder: Path, dsn: str, engine_url: str, *, limits: bool = True
     limit = "[limits]\nrequests_per_minute = 100000000\ntokens_per_minute = 2000000000\n" if limits else ""
     config.write_text(
         f'[store]\ndsn = "{dsn}"\n[local]\ndata = "{folder / "data"}"\nembedder = false\n[log]\nflights = "errors"\n{limit}'
-        f'[engines.mock]\nadapter = "openai"\nurl = "{engine_url}"\nmodels = ["mock"]\n'
+        f'[engines.mock]\nadapter = "openai"\nurl = "{engine_url}"\nmodels = ["mock"]\nconformance = "off"\n'
     )
     return config
 

@@ -117,7 +117,7 @@ class Gateway:
         await self.keys.refresh()
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(work) for work in (self.keys.keep_fresh(), self.drain.run(), self.house.keep_time())
+            loop.create_task(work) for work in (self.keys.keep_fresh(), self.drain.run(), self.house.keep_time(), self.fleet.watch())
         ]
         if self.shared is not None:
             self._tasks.append(loop.create_task(self.shared.keep_telling()))
@@ -189,7 +189,7 @@ class Gateway:
             )
             self._figures = {
                 "version": __version__, "process": process_figures(), "database": database, "embedder": embedder,
-                "engines": {engine.name: figures for engine, figures in zip(engines, told, strict=True)},
+                "engines": {engine.name: figures | self.fleet.members[engine.name].figures() for engine, figures in zip(engines, told, strict=True)},
                 "spool": self.spool.figures(), "capabilities": sorted(self.capabilities),
             }
             self._figures_ns = time.perf_counter_ns()
@@ -226,6 +226,7 @@ class Gateway:
             "tidegate_database_up": up("database"),
             "tidegate_embedder_up": up("embedder"),
             "tidegate_engine_up": lambda: {name: float(bool(told.get("up"))) for name, told in self._figures.get("engines", {}).items()},
+            "tidegate_engine_admitted": lambda: {name: float(member.admitted) for name, member in self.fleet.members.items()},
             "tidegate_keys": self.keys.counts,
             "tidegate_log_dropped_total": lambda: float(self._counts().log_dropped),
         }

@@ -119,7 +119,7 @@ async def _measure(probe: Probe, *, quick: bool) -> None:
                 await probe.pace()
     except EngineDown:
         raise
-    except (TidegateError, TimeoutError):
+    except Exception:  # noqa: BLE001 - an engine under test may answer anything; the checks that ask for the same say what
         return
 
 

@@ -13,7 +13,11 @@ class Engines(Protocol):
     """Finds the engine that serves a public model name."""
 
     def find(self, model: str | None) -> tuple[Engine, str]:
-        """The engine and its own name for the model. Raises NotFound that lists the known models."""
+        """The engine and its own name for the model. Raises NotFound that lists the known models, EngineNotAdmitted."""
+        ...
+
+    def instances(self, model: str | None) -> list[tuple[Engine, str]]:
+        """All engines that may be asked for the model, with their own names for it, the best first. Raises as `find` does."""
         ...
 
 

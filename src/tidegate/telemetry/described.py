@@ -52,6 +52,9 @@ READ = (
     Described("tidegate_database_up", "gauge", (), "1 where the database answered last time, else 0."),
     Described("tidegate_embedder_up", "gauge", (), "1 where the embedder answered last time, else 0."),
     Described("tidegate_engine_up", "gauge", ("engine",), "1 where the engine answered last time, else 0."),
+    Described(
+        "tidegate_engine_admitted", "gauge", ("engine",), "1 where requests are sent to the engine, 0 where it failed a check that it must pass."
+    ),
     Described("tidegate_keys", "gauge", ("role",), "API keys that are known and not revoked."),
     Described("tidegate_log_dropped_total", "counter", (), "Log lines of flights left out because stderr was not being read."),
 )

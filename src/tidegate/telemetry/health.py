@@ -82,8 +82,16 @@ def _ended_ns(record: FlightRecord) -> int:
 def _engines(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
     engines: Mapping[str, Mapping[str, Any]] = figures.get("engines", {})
     down = {name: engine for name, engine in engines.items() if not engine.get("up")}
-    how_bad = "down" if engines and len(down) == len(engines) else "degraded"
+    refused = {name: engine for name, engine in engines.items() if engine.get("admitted") is False}
+    how_bad = "down" if engines and len(down.keys() | refused.keys()) == len(engines) else "degraded"
     return [
+        (
+            how_bad,
+            f"Engine {name!r} failed {_checks(engine)}. It is not used: requests for a model that it alone serves end with engine_not_admitted. "
+            f"`tidegate check` shows all checks; engines.{name}.conformance says what a failure means.",
+        )
+        for name, engine in refused.items()
+    ] + [
         (
             how_bad,
             f"Engine {name!r} does not answer{_because(engine)}: requests for its models end with engine_down. "
@@ -91,6 +99,11 @@ def _engines(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Fin
         )
         for name, engine in down.items()
     ]
+
+
+def _checks(engine: Mapping[str, Any]) -> str:
+    failed: Mapping[str, Any] = engine.get("checks_failed") or {}
+    return "; ".join(f"the check {name} ({str(why).rstrip('.')})" for name, why in failed.items()) or "a check"
 
 
 def _database(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:

@@ -1,6 +1,6 @@
 """The figures at the top of the page: a fold over /health and the newest flights. Every name is optional: what is absent is not shown.
 
-Names read: `status`, `why`, `requests_in_flight`, `engines.{name}.up`, `embedder.up`, `database.{up,round_trip_ms}`,
+Names read: `status`, `why`, `requests_in_flight`, `engines.{name}.{up,admitted}`, `embedder.up`, `database.{up,round_trip_ms}`,
 `spool.{records_waiting,bytes,max_bytes,near}`.
 """
 
@@ -93,8 +93,10 @@ def _parts(health: dict[str, Any]) -> list[Figure]:
     engines = health.get("engines") or {}
     if engines:
         down = [name for name, figures in engines.items() if not figures.get("up")]
+        refused = [name for name, figures in engines.items() if figures.get("admitted") is False and name not in down]
         names = ", ".join(engines) if len(engines) < 3 else f"{len(engines)} engines"
-        found.append(Figure("Engine", "down" if down else "up", ", ".join(down) or names, "bad" if down else "good"))
+        value = "down" if down else "not admitted" if refused else "up"
+        found.append(Figure("Engine", value, ", ".join([*down, *refused]) or names, "bad" if down or refused else "good"))
     for key, name in (("embedder", "Embedder"), ("database", "Database")):
         if part := health.get(key):
             up, took_ms = bool(part.get("up")), part.get("round_trip_ms")
