@@ -29,7 +29,11 @@ from tidegate.engines.traits import Cannot
 from tidegate.engines.vllm_stream import Begun, VllmDialect
 
 #: Gauges of /metrics, by their new and their old names, and what they are called here. Counts of several engine processes are added up.
-_COUNTS = {b"vllm:num_requests_running": "requests_running", b"vllm:num_requests_waiting": "requests_waiting"}
+_COUNTS = {
+    b"vllm:num_requests_running": "requests_running",
+    b"vllm:num_requests_waiting": "requests_waiting",
+    b"vllm:generation_tokens_total": "tokens_generated",
+}
 _SHARES = {b"vllm:kv_cache_usage_perc": "kv_cache_usage", b"vllm:gpu_cache_usage_perc": "kv_cache_usage"}
 
 #: Fields that mean the same to a chat and to a completion. A chat with any other, unless it asks for nothing, cannot go by ids.
