@@ -15,8 +15,11 @@ import msgspec
 
 from tidegate.api.exchange import SSE_HEADERS, Exchange, Header, House, Receive, Scope, Send, asking
 from tidegate.api.websocket_connection import SocketConnection
+from tidegate.core.errors import TidegateError
 
 log = logging.getLogger(__name__)
+
+Route = Callable[[Exchange], Awaitable[None]]
 
 #: The OpenAI-compatible routes that stream; a capability's route always does.
 HOT_PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -30,7 +33,7 @@ _OF_THE_SOCKET = frozenset({b"connection", b"upgrade", b"accept"})
 class Session:
     """One socket, from its handshake to its end. Requests run one at a time: a new message cuts the one that runs."""
 
-    def __init__(self, house: House, scope: Scope, receive: Receive, send: Send, route: Callable[[Exchange], Awaitable[None]]) -> None:
+    def __init__(self, house: House, scope: Scope, receive: Receive, send: Send, route: Route) -> None:
         socket = getattr(receive, "__self__", None)
         assert isinstance(socket, SocketConnection), "a WebSocket comes by way of api/connection.py"
         self._socket = socket
@@ -66,8 +69,12 @@ class Session:
         """Whether a handshake comes with a good key. Else it was answered as any request without one, and its flight booked."""
         handshake = {**self._scope, "method": "GET"}
         exchange = Exchange(self._house, handshake, self._receive, self._refuse)
-        await exchange.run(_known)
-        return not exchange.done
+        try:
+            await asking(exchange)
+        except TidegateError as error:
+            await exchange.run(_fails_with(error))
+            return False
+        return True
 
     async def _refuse(self, message: dict[str, Any]) -> None:
         await self._send({**message, "type": "websocket." + message["type"]})
@@ -121,7 +128,7 @@ class Message:
         self.exchange = Exchange(house, scope, self.receive, self.send)
         self.exchange.on_socket = True
 
-    def start(self, route: Callable[[Exchange], Awaitable[None]], ended: Callable[[Message], None]) -> None:
+    def start(self, route: Route, ended: Callable[[Message], None]) -> None:
         """Walk the route; `ended` is called when that is over."""
         self._task = asyncio.get_running_loop().create_task(self.exchange.run(route))
 
@@ -204,5 +211,8 @@ def _headers(headers: list[Header], offered: list[str]) -> list[Header]:
     return kept
 
 
-async def _known(exchange: Exchange) -> None:
-    await asking(exchange)
+def _fails_with(error: TidegateError) -> Route:
+    async def route(exchange: Exchange) -> None:
+        raise error
+
+    return route
