@@ -13,8 +13,8 @@ and nothing else ever does; what the server says of itself goes to stderr. `targ
 tests/engines/contract/target.py). It ends with its parent, on SIGTERM and on SIGINT, and takes everything that it started with it.
 
 The model `words` is decoupled: each response carries one word. Inputs, all but the first optional: text_input, stream, max_tokens,
-temperature, seed, stop_words. Outputs: text_output, finish_reason, num_input_tokens, num_output_tokens. It makes four answers at once; a fifth
-waits. The model `plain` takes text_input alone and gives text_output in one piece, without streaming.
+temperature, seed, stop_words. Outputs: text_output, finish_reason, num_input_tokens, num_output_tokens.
+The model `plain` takes text_input alone and gives text_output in one piece, without streaming.
 
 The answer to a prompt is the words of WORDS over and over, from where the prompt's answer so far ends: what follows the last line that ends
 in "assistant" (ChatML) is counted in words, so that an answer that is continued from a prefix is the answer that would have come. Orders in
@@ -30,6 +30,7 @@ their client has left, and run to their end.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import ctypes
 import json
@@ -41,12 +42,12 @@ import sys
 import sysconfig
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "and", "then", "café", "你好", "runs", "off", "😀", "far"]
 #: On a busy machine pytriton's processes give each other up after a second.
-ATTEMPTS = 3
+ATTEMPTS = 4
+ATTEMPT = "TIDEGATE_TRITON_ATTEMPT"
 ORDERS = re.compile(r"##([a-z0-9_=,]+)##")
 
 
@@ -94,7 +95,7 @@ class Figures:
             return json.dumps({name: getattr(self, name) for name in ("active", "started", "finished", "words")})
 
 
-def answer(prompt: str, max_tokens: int | None, stops: list[str], figures: Figures) -> Iterator[tuple[bytes, int, str]]:
+async def answer(prompt: str, max_tokens: int | None, stops: list[str], figures: Figures) -> AsyncIterator[tuple[bytes, int, str]]:
     """Pieces of the answer, each with the words that it completes and, the last, with how it ended."""
     orders = orders_in(prompt)
     count, fault = int(orders.get("n", "16")), orders.get("m", "none")
@@ -106,7 +107,7 @@ def answer(prompt: str, max_tokens: int | None, stops: list[str], figures: Figur
         raise ValueError("the model was told to fail")
     figures.add(active=1, started=1)
     try:
-        time.sleep(first_s)
+        await asyncio.sleep(first_s)
         if fault == "empty":
             yield b"", 0, "stop"
             return
@@ -114,11 +115,11 @@ def answer(prompt: str, max_tokens: int | None, stops: list[str], figures: Figur
         before = said_before(prompt)
         for number in range(before, count):
             if number > before and pause_s:
-                time.sleep(pause_s)
+                await asyncio.sleep(pause_s)
             if number == at_word and fault == "error":
                 raise ValueError("the model was told to fail after some words")
             if number == at_word and fault == "stall":
-                time.sleep(600)
+                await asyncio.sleep(600)
             word = " " + WORDS[number % len(WORDS)]
             given += word
             figures.add(words=1)
@@ -152,13 +153,13 @@ def serve(grpc_port: int, http_port: int, metrics_port: int, folder: str, out: i
         values = inputs.get(name)
         return None if values is None or not values.size else values.reshape(-1)[0]  # type: ignore[attr-defined]
 
-    def words(requests: list[object]) -> Iterator[list[dict[str, object]]]:
-        """One request at a time: the model is not batched."""
+    async def words(requests: list[object]) -> AsyncIterator[list[dict[str, object]]]:
+        """One request at a time: the model is not batched. As a coroutine, so that one instance makes many answers at once."""
         inputs = requests[0].data  # type: ignore[attr-defined]
         prompt = bytes(first(inputs, "text_input")).decode()  # type: ignore[arg-type]
         bound = first(inputs, "max_tokens")
         stops = [bytes(one).decode() for one in inputs["stop_words"].reshape(-1)] if "stop_words" in inputs else []
-        for data, new, end in answer(prompt, None if bound is None else int(bound), stops, figures):  # type: ignore[call-overload]
+        async for data, new, end in answer(prompt, None if bound is None else int(bound), stops, figures):  # type: ignore[call-overload]
             yield [{
                 "text_output": np.array([data], dtype=np.object_),
                 "finish_reason": np.array([end.encode()], dtype=np.object_),
@@ -166,9 +167,9 @@ def serve(grpc_port: int, http_port: int, metrics_port: int, folder: str, out: i
                 "num_output_tokens": np.array([new], dtype=np.uint32),
             }]
 
-    def plain(requests: list[object]) -> list[dict[str, object]]:
+    async def plain(requests: list[object]) -> list[dict[str, object]]:
         prompt = bytes(first(requests[0].data, "text_input")).decode()  # type: ignore[attr-defined,arg-type]
-        return [{"text_output": np.array([b"".join(data for data, _, _ in answer(prompt, None, [], figures))], dtype=np.object_)}]
+        return [{"text_output": np.array([b"".join([data async for data, _, _ in answer(prompt, None, [], figures)])], dtype=np.object_)}]
 
     def tell(requests: list[object]) -> list[dict[str, object]]:
         return [{"text_output": np.array([figures.json().encode()], dtype=np.object_)} for _ in requests]
@@ -179,11 +180,10 @@ def serve(grpc_port: int, http_port: int, metrics_port: int, folder: str, out: i
         http_address="127.0.0.1", grpc_address="127.0.0.1", metrics_address="127.0.0.1",
         http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, exit_timeout_secs=1,
     )  # fmt: skip
-    workers = 4
     with Triton(config=config, workspace=os.path.join(folder, "workspace")) as triton:
         triton.bind(
             model_name="words",
-            infer_func=[words] * workers,
+            infer_func=words,
             inputs=[
                 text,
                 Tensor(name="max_tokens", dtype=np.int32, shape=one, optional=True),
@@ -200,7 +200,7 @@ def serve(grpc_port: int, http_port: int, metrics_port: int, folder: str, out: i
             ],
             config=ModelConfig(batching=False, decoupled=True),
         )
-        triton.bind(model_name="plain", infer_func=[plain] * 2, inputs=[text], outputs=[told], config=ModelConfig(batching=False))
+        triton.bind(model_name="plain", infer_func=plain, inputs=[text], outputs=[told], config=ModelConfig(batching=False))
         triton.bind(model_name="figures", infer_func=tell, inputs=[text], outputs=[told], config=ModelConfig(batching=False))
         triton.run()
         stop = threading.Event()
@@ -239,6 +239,11 @@ def adopt_orphans() -> None:
 
 def end() -> None:
     """Ends every process below this one, then this one."""
+    end_children()
+    os._exit(0)
+
+
+def end_children() -> None:
     for _ in range(20):  # each round finds those that became ours by the last one
         below = children(os.getpid())
         if not below:
@@ -249,7 +254,6 @@ def end() -> None:
         for pid in below:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-    os._exit(0)
 
 
 def children(parent: int) -> list[int]:
@@ -280,13 +284,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tg-triton-") as folder:
         home = given.folder or folder
         os.environ["PYTRITON_HOME"] = os.path.join(home, "home")
-        for attempt in range(ATTEMPTS):
-            ports = [port or free_port() for port in (given.grpc_port, given.http_port, given.metrics_port)]
-            try:
-                serve(ports[0], ports[1], ports[2], os.path.join(home, str(attempt)), out)
-            except Exception as error:
-                print(f"Triton did not start: {error!r}"[:2000], file=sys.stderr)
-    raise SystemExit(1)
+        ports = [port or free_port() for port in (given.grpc_port, given.http_port, given.metrics_port)]
+        try:
+            serve(ports[0], ports[1], ports[2], home, out)
+        except Exception as error:
+            print(f"Triton did not start: {error!r}"[:2000], file=sys.stderr, flush=True)
+    end_children()
+    attempt = int(os.environ.get(ATTEMPT, "1"))
+    if attempt == ATTEMPTS:
+        os._exit(1)
+    os.environ[ATTEMPT] = str(attempt + 1)
+    os.dup2(out, 1)
+    os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
 if __name__ == "__main__":
