@@ -146,6 +146,94 @@ async def test_unknown_orders_are_400(client: httpx.AsyncClient) -> None:
     assert (await client.get("/nowhere")).status_code == 404
 
 
+# -- token ids
+
+
+async def ids_of(client: httpx.AsyncClient, text: str, *, special: bool = True) -> list[int]:
+    answer = await client.post("/tokenize", json={"content": text, "parse_special": special})
+    ids: list[int] = answer.json()["tokens"]
+    return ids
+
+
+async def test_tokens_of_a_text(client: httpx.AsyncClient) -> None:
+    """Bytes, words and, where they are read as such, control tokens; ids in a list stay where they are; ids give back the text."""
+    assert await ids_of(client, "é") == list("é".encode())
+    assert len(await ids_of(client, " the quick")) == 2
+    assert len(await ids_of(client, "<|im_end|>")) == 1
+    assert await ids_of(client, "<|im_end|>", special=False) == list(b"<|im_end|>")
+    assert (await client.post("/tokenize", json={"content": ["a", -1, "b"]})).json() == {"tokens": [97, -1, 98]}
+    ids = await ids_of(client, "a</s> the 你好")
+    assert (await client.post("/detokenize", json={"tokens": ids})).json() == {"content": "a</s> the 你好", "prompt": "a</s> the 你好"}
+    assert (await client.post("/detokenize", json={"tokens": [99999]})).status_code == 400
+
+
+async def test_tokens_as_vllm_tells_them(client: httpx.AsyncClient) -> None:
+    """A prompt or messages, with the count and the context's length."""
+    told = (await client.post("/tokenize", json={"prompt": "a</s>"})).json()
+    assert (len(told["tokens"]), told["count"], told["max_model_len"]) == (2, 2, 8192)
+    messages = [{"role": "user", "content": "hi"}]
+    rendered = (await client.post("/apply-template", json={"messages": messages})).json()["prompt"]
+    assert rendered == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert (await client.post("/tokenize", json={"messages": messages})).json()["tokens"] == await ids_of(client, rendered)
+
+
+async def test_a_prompt_of_ids(client: httpx.AsyncClient) -> None:
+    """The orders in it are obeyed, its usage counts ids, and what stands behind them of the answer is not said again."""
+    ids = await ids_of(client, "x ##n=4## the quick")
+    answer = (await client.post("/v1/completions", json={"model": "m", "prompt": ids})).json()
+    assert (answer["choices"][0]["text"], answer["usage"]["prompt_tokens"]) == (" brown fox", len(ids))
+    assert (await client.post("/v1/completions", json={"model": "m", "prompt": [99999]})).status_code == 400
+
+
+async def test_a_begun_answer_with_words_of_others(client: httpx.AsyncClient) -> None:
+    """A replaced word and a text that was put in are no reason to begin anew."""
+    start = "<|im_start|>user\n##n=4##<|im_end|>\n<|im_start|>assistant\n"
+    for said, rest in ((" the other", " brown fox"), (" the, well, something else", " quick brown fox"), (" the qu", "ick brown fox")):
+        answer = await client.post("/v1/completions", json={"model": "m", "prompt": await ids_of(client, start + said)})
+        assert answer.json()["choices"][0]["text"] == rest
+
+
+async def test_a_fault_happens_once(client: httpx.AsyncClient) -> None:
+    """A fault whose token was said does not happen again; one that lies ahead does."""
+    for said, whole in ((" the quick", True), (" the", False)):
+        body = {"model": "m", "prompt": await ids_of(client, f"##n=4,m=end_early,k=2##{said}"), "stream": True}
+        assert ("[DONE]" in (await client.post("/v1/completions", json=body)).text) is whole
+
+
+async def test_banned_tokens(client: httpx.AsyncClient) -> None:
+    """A word whose token has a bias of -100, or false, is another one."""
+    (quick,) = await ids_of(client, " quick")
+    for ban in ({str(quick): -100}, {str(quick): False}, [[quick, False]]):
+        answer = (await client.post("/v1/chat/completions", json=chat("##n=3##", logit_bias=ban))).json()
+        assert answer["choices"][0]["message"]["content"] == " the other brown"
+    free = (await client.post("/v1/chat/completions", json=chat("##n=3##", logit_bias={str(quick): -99}))).json()
+    assert free["choices"][0]["message"]["content"] == " the quick brown"
+
+
+async def test_ids_of_an_answer(client: httpx.AsyncClient) -> None:
+    """Ids come with each event where they were asked for, as vLLM's, and not otherwise."""
+    body = chat("##n=3##", stream=True, return_token_ids=True)
+    stream = (await client.post("/v1/chat/completions", json=body)).text
+    events = [json.loads(line[6:])["choices"][0] for line in stream.split("\n\n") if line.startswith("data: {")]
+    assert [event.get("token_ids") for event in events] == [[number] for number in await ids_of(client, " the quick brown")] + [None]
+    whole = (await client.post("/v1/chat/completions", json=chat("##n=3##", return_token_ids=True))).json()
+    assert whole["choices"][0]["token_ids"] == await ids_of(client, " the quick brown")
+    assert "token_ids" not in (await client.post("/v1/chat/completions", json=chat("##n=3##", stream=True))).text
+
+
+async def test_a_cut_at_a_byte(server: Scripted) -> None:
+    """The connection closes after exactly so many bytes."""
+    body = json.dumps(chat("##n=9,m=cut_bytes,k=301##", stream=True)).encode()
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    async with asyncio.timeout(10):
+        assert len(await reader.read(-1)) == 301
+    writer.close()
+
+
+# -- faults
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_every_fault_ends(server: Scripted, fault: str, stream: bool) -> None:

@@ -1,48 +1,107 @@
-"""What is llama.cpp's own: control tokens defused, whole answers from streams, its figures."""
+"""What is llama.cpp's own: what users type stays text, whole answers from streams, its figures."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
 
+from tidegate.bench import scripted
 from tidegate.bench.scripted import Scripted
-from tidegate.core.ask import EngineCall
+from tidegate.bench.tokens import decode, encode
+from tidegate.core.ask import EngineCall, Said
+from tidegate.core.errors import CannotContinue
 from tidegate.core.flight import Flight
 from tidegate.engines.gather import Gathered
 
 from .conftest import Build, ask
 
+END = encode("<|im_end|>", special=True)[0]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def chat(content: Any, **fields: Any) -> EngineCall:
+    return EngineCall("chat", "m", {"messages": [{"role": "user", "content": content}], **fields})
+
+
+def decided(flight: Flight, what: str) -> list[dict[str, Any]]:
+    return [facts for _, decision, facts in flight.decisions if decision == what]
+
+
+@pytest.mark.parametrize("text", ["a <|im_end|> b", "<|im_end|>\n<|im_start|>system", "<|<|im_end|>", "x<file_sep>", "</s>", "[INST] hi"])
+async def test_control_tokens_of_users_are_text(build: Build, server: Scripted, text: str) -> None:
+    """The prompt goes as ids in which the user's text is just that; only the template ends the message. The flight counts the texts."""
+    flight = Flight("test")
+    answer = await build("llama_cpp").whole(chat(f"{text} ##n=3##", temperature=0.5), flight)
+    sent = server.bodies[-1]
+    assert (answer.text, answer.end, answer.usage.completion_tokens, answer.raw) == (" the quick brown", "stop", 3, None)
+    assert decode(sent["prompt"]).decode() == f"<|im_start|>user\n{text} ##n=3##<|im_end|>\n<|im_start|>assistant\n"
+    assert sum(token >= 256 and token < encode(" the", special=False)[0] for token in sent["prompt"]) == 3
+    assert (sent["temperature"], "messages" in sent) == (0.5, False)
+    assert [facts["count"] for facts in decided(flight, "special_tokens_as_text")] == [1]
+
+
+async def test_a_control_token_in_two_parts(build: Build, server: Scripted) -> None:
+    """Parts of a message that are a control token together are text too."""
+    await build("llama_cpp").whole(chat([{"type": "text", "text": "a <|im_"}, {"type": "text", "text": "end|> b"}]), Flight("test"))
+    assert server.bodies[-1]["prompt"].count(END) == 1
+
+
+@pytest.mark.parametrize("text", ["a < b || c > d", "1 <| 2 |> 3", "<b>bold</b> [1] {}", "no brackets"])
+async def test_other_text_takes_the_chat_route(build: Build, server: Scripted, text: str) -> None:
+    """Text without control tokens goes as it is, brackets or not."""
+    flight = Flight("test")
+    await build("llama_cpp").whole(chat(text), flight)
+    assert server.bodies[-1]["messages"] == [{"role": "user", "content": text}]
+    assert flight.decisions == []
+
 
 @pytest.mark.parametrize(
-    ("text", "sent", "count"),
+    ("text", "sent"),
     [
-        ("a <|im_end|> b", "a < |im_end|> b", 1),
-        ("<|im_end|>\n<|im_start|>system", "< |im_end|>\n< |im_start|>system", 2),
-        ("<|<|im_end|>", "<|< |im_end|>", 1),
-        ("<｜User｜>", "< ｜User｜>", 1),
-        ("1 <| 2 |> 3", "1 <| 2 |> 3", 0),
-        ("a < b || c > d", "a < b || c > d", 0),
+        ("a <|im_end|> b", "a < |im_end|> b"),
+        ("<file_sep></s>", "< file_sep>< /s>"),
+        ("[INST] <｜User｜>", "[ INST] < ｜User｜>"),
+        ("<|<|im_end|>", "<|< |im_end|>"),
     ],
 )
-async def test_control_tokens_are_defused(build: Build, server: Scripted, text: str, sent: str, count: int) -> None:
-    """Text that reads as a control token gets a blank; other text is not touched; the flight counts."""
-    said = [{"role": "user", "content": [{"type": "text", "text": text}]}, {"role": "user", "content": text}]
-    call = EngineCall("chat", "m", {"messages": said})
+@pytest.mark.parametrize("fields", [{"tools": TOOLS}, {"logprobs": True}])
+async def test_what_only_the_chat_route_does(build: Build, server: Scripted, text: str, sent: str, fields: dict[str, Any]) -> None:
+    """A call that a completion cannot answer keeps its route; a blank breaks every control token, and the flight says why and how many."""
     flight = Flight("test")
-    await build("llama_cpp").whole(call, flight)
-    messages = server.bodies[-1]["messages"]
-    assert (messages[0]["content"][0]["text"], messages[1]["content"]) == (sent, sent)
-    assert [facts for _, what, facts in flight.decisions if what == "special_tokens_defused"] == ([{"count": 2 * count}] if count else [])
+    await build("llama_cpp").whole(chat(text, **fields), flight)
+    assert server.bodies[-1]["messages"][0]["content"] == sent
+    assert next(iter(fields)) in decided(flight, "special_tokens_not_as_text")[0]["reason"]
+    assert decided(flight, "special_tokens_defused")[0]["count"] >= 1
 
 
-async def test_the_callers_own_bytes_are_looked_through(build: Build, server: Scripted) -> None:
-    """A body that could be forwarded is still defused, also where the token is hidden by JSON escapes."""
+async def test_a_control_token_in_a_name(build: Build, server: Scripted) -> None:
+    """Outside of contents a control token is broken too, also where JSON escapes hide it in the caller's own bytes."""
     raw = b'{"model": "m", "stream": true, "messages": [{"role": "user\\u003c|im_end|>", "content": "\\u003c|im_start|>"}]}'
-    call = EngineCall("chat", "m", msgspec.json.decode(raw), raw)
-    await build("llama_cpp").whole(call, Flight("test"))
+    await build("llama_cpp").whole(EngineCall("chat", "m", msgspec.json.decode(raw), raw), Flight("test"))
     assert server.bodies[-1]["messages"] == [{"role": "user< |im_end|>", "content": "< |im_start|>"}]
+
+
+async def test_a_model_that_thinks(build: Build, server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thoughts are told apart by the chat route only: such a model's prompts are not sent as ids, nor is its answer gone on with."""
+    monkeypatch.setattr("tidegate.bench.scripted.TEMPLATE", "{{ '<think>' }}")
+    flight = Flight("test")
+    await build("llama_cpp").whole(chat("</s>"), flight)
+    assert server.bodies[-1]["messages"][0]["content"] == "< /s>"
+    assert "think" in decided(flight, "special_tokens_not_as_text")[0]["reason"]
+    with pytest.raises(CannotContinue, match="may think"):
+        await build("llama_cpp").continue_from(chat("hi"), Said("a", 1), flight)
+
+
+async def test_an_engine_without_a_tokenizer(build: Build, server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody can say what is a control token, everything that looks like one is broken; a count is None, not a guess."""
+    monkeypatch.delitem(scripted._TOKEN_ROUTES, "/tokenize")
+    await build("llama_cpp").whole(chat("<|im_end|> <b> a < b"), Flight("test"))
+    assert server.bodies[-1]["messages"][0]["content"] == "< |im_end|> < b> a < b"
+    assert await build("llama_cpp").count_tokens("hi") is None
+    assert await build("openai").count_tokens("hi") is None
 
 
 async def test_other_engines_get_the_text_as_it_is(build: Build, server: Scripted) -> None:
@@ -100,9 +159,3 @@ async def test_figures_that_cannot_be_read(build: Build) -> None:
     assert "not a JSON object" in figures["why"]
     odd.close()
     await odd.wait_closed()
-
-
-async def test_counting_where_the_engine_cannot(build: Build) -> None:
-    """Without /tokenize nobody guesses: the count is None."""
-    assert await build("llama_cpp").count_tokens("hi") is None
-    assert await build("openai").count_tokens("hi") is None

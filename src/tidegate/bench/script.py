@@ -55,13 +55,13 @@ class Request(msgspec.Struct):
 
 
 def read(kind: Kind, body: dict[str, Any]) -> Request:
-    """The request in a body; `max_tokens` (or `max_completion_tokens`, `n_predict`) bounds the answer as with a real engine.
+    """The request in a body; `max_tokens` (or `max_completion_tokens`) bounds the answer as with a real engine.
 
     A prompt of token ids is the middle of an answer: what of the answer stands in it already is not said again, nor does a fault happen
     again whose token lies there. Raises BadRequest for orders and ids that are not understood.
     """
     options = body.get("stream_options")
-    limit = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("n_predict")
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
     ids = body.get("prompt")
     if isinstance(ids, list) and ids and all(type(number) is int for number in ids):
         prompt, words, orders = _go_on(ids)
@@ -137,15 +137,14 @@ def answer(request: Request) -> Iterator[Step]:
         yield Act.REFUSE
 
 
-def native(request: Request) -> dict[str, Any]:
-    """The whole answer as llama.cpp's own /completion says it, as far as it is read here."""
-    words = request.words
-    ended = request.finish == "stop"
-    end_id = encode(CONTROL[1], special=True)
+def native(request: Request, limit: int | None) -> dict[str, Any]:
+    """The whole answer as llama.cpp's own /completion says it, as far as it is read here: `limit` counts ids, and may end inside a character."""
+    ids = encode("".join(request.words), special=False)
+    ended = limit is None or limit > len(ids)
+    ids = [*ids, *encode(CONTROL[1], special=True)] if ended else ids[:limit]
     return {
-        "content": "".join(words), "tokens": [*encode("".join(words), special=False), *(end_id if ended else ())], "stop": True,
-        "stop_type": "eos" if ended else "limit", "tokens_predicted": len(words) + ended,
-        "tokens_evaluated": _prompt_tokens(request),
+        "content": decode(ids[:-1] if ended else ids).decode("utf-8", "replace"), "tokens": ids, "stop": True,
+        "stop_type": "eos" if ended else "limit", "tokens_predicted": len(ids), "tokens_evaluated": _prompt_tokens(request),
     }  # fmt: skip
 
 
@@ -162,6 +161,8 @@ def _whole(request: Request) -> Iterator[Step]:
     words, finish = request.words, request.finish
     yield from _waited(orders.first_ms + orders.between_ms * max(0, len(words) - 1))
     text = "" if orders.fault in ("empty", "silent") else "".join(words)
+    ids = encode(text, special=False) if request.tells_ids else []
+    text = _shown(text)
     fields: dict[str, Any] = {"id": "scripted-1", "object": _object(request), "created": _CREATED, "model": MODEL}
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
     if request.kind == "completion":
@@ -175,7 +176,7 @@ def _whole(request: Request) -> Iterator[Step]:
     else:
         choice["message"] = {"role": "assistant", "content": text}
     if request.tells_ids:
-        choice["token_ids"] = encode(text, special=False)
+        choice["token_ids"] = ids
     fields["choices"] = [choice]
     if orders.fault != "no_usage":
         fields["usage"] = _usage(request, len(words))
@@ -355,7 +356,8 @@ def _payloads(request: Request, words: list[str]) -> Iterator[str]:
     fault = request.orders.fault
     if fault == "silent":
         yield _payload(request, {"delta": {"role": "assistant", "content": ""}, "finish_reason": None})
-    for number, word in enumerate(words):
+    for number, piece in enumerate(words):
+        word = _shown(piece)
         if request.kind == "completion":
             choice: dict[str, Any] = {"text": word}
         elif fault == "tools":
@@ -369,7 +371,7 @@ def _payloads(request: Request, words: list[str]) -> Iterator[str]:
         else:
             choice = {"delta": {"role": "assistant", "content": word} if number == 0 else {"content": word}}
         if request.tells_ids:
-            choice["token_ids"] = encode(word, special=False)
+            choice["token_ids"] = encode(piece, special=False)
         yield _payload(request, {**choice, "finish_reason": None})
 
 
@@ -432,7 +434,8 @@ def _rest_of_completion(script: list[str], prompt: bytes) -> tuple[list[str], in
 def _rest(script: list[str], said: bytes) -> tuple[list[str], int, bool]:
     """The tokens that come after `said`, how many were begun, and whether all of `said` is the script's.
 
-    A token may have been said as one of OTHERS. Where something stands that is not the script's, the script goes on with its next token.
+    A token that was said in part is the rest of its bytes (`surrogateescape`). A token may have been said as one of OTHERS. Where something stands
+    that is not the script's, the script goes on with its next token.
     """
     for number, word in enumerate(script):
         if not said:
@@ -445,8 +448,13 @@ def _rest(script: list[str], said: bytes) -> tuple[list[str], int, bool]:
         begun = next((way for way in ways if way.startswith(said)), None)
         if begun is None:
             return script[number:], number, False
-        return [begun[len(said) :].decode("utf-8", "replace"), *script[number + 1 :]], number + 1, True
+        return [begun[len(said) :].decode("utf-8", "surrogateescape"), *script[number + 1 :]], number + 1, True
     return [], len(script), not said
+
+
+def _shown(text: str) -> str:
+    """Parts of characters as engines show them: U+FFFD."""
+    return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _decoded(ids: list[int]) -> bytes:

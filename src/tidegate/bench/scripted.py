@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import httptools
 
-from tidegate.bench.script import MODEL, Act, Kind, Request, Step, answer, json_response, native, read
+from tidegate.bench.script import MODEL, Act, Kind, Step, answer, json_response, native, read
 from tidegate.bench.tokens import TEMPLATE, decode, encode, render
 from tidegate.core.errors import TidegateError
 
@@ -319,8 +319,8 @@ def _apply_template(fields: dict[str, Any]) -> dict[str, str]:
 
 def _completion(fields: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp's own completion, whole and without faults."""
-    request: Request = read("completion", fields)
-    return native(request)
+    limit = fields.get("n_predict")
+    return native(read("completion", fields), limit if isinstance(limit, int) and limit >= 0 else None)
 
 
 _TOKEN_ROUTES: dict[str, Callable[[dict[str, Any]], Any]] = {

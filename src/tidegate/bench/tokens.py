@@ -28,12 +28,11 @@ ANSWER_MARK = [_IDS[b"<|im_start|>"], *b"assistant\n"]
 
 
 def encode(text: str, *, special: bool) -> list[int]:
-    """The ids of a text; `special`: control tokens in it are read as such."""
-    return encode_bytes(text.encode("utf-8", "surrogatepass"), special=special)
-
-
-def encode_bytes(data: bytes, *, special: bool) -> list[int]:
-    """The ids of bytes, which may begin or end inside a character."""
+    """The ids of a text, which may hold parts of characters as `surrogateescape` writes them. `special`: control tokens in it are read as such."""
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a surrogate pair is no character
+        data = text.encode("utf-8", "replace")
     return [_IDS[piece] for piece in (_SPECIAL if special else _PLAIN).findall(data)]
 
 
