@@ -152,6 +152,18 @@ class OpenAIHttp:
             prompt_bytes=prompt_bytes(call), max_event_bytes=self.settings.max_event_bytes,
         )  # fmt: skip
 
+    async def open_at(self, path: str, fields: dict[str, Any], flight: Flight, dialect: Dialect, *, prompt_bytes: int = 0) -> Stream:
+        """As `open`, at a route of the engine's own, with the fields that it takes."""
+        flight.engine = self.name
+        request = _with_body(self._post_head(path), msgspec.json.encode(fields))
+        reply = await self.pool.send(request, flight, first_token_s=self.patience.first_token_s)
+        if reply.status != 200 or b"content-encoding" in reply.headers:
+            await self._refuse(reply)
+        _expect(self.label, reply, b"text/event-stream", "a stream of events")
+        return Stream(
+            reply, dialect, flight, self.patience, prompt_bytes=prompt_bytes, max_event_bytes=self.settings.max_event_bytes
+        )
+
     async def get_json(self, path: str) -> dict[str, Any]:
         """A GET that answers with a JSON object. Raises TidegateError."""
         return _object(self.label, await self.get(path))

@@ -47,6 +47,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         self._template = environment.from_string(source)
         self._tokens = {"bos_token": bos, "eos_token": eos}
+        self.built_in = False  # then it does not write what a model wants before every prompt (its BOS)
         named = sorted({token for token in control if len(token) > 1}, key=len, reverse=True)
         self.control = re.compile(_CONTROL.pattern + "".join(f"|{_opening(token)}" for token in named)) if named else _CONTROL
 
@@ -65,7 +66,9 @@ def load_template(setting: str, engine: str) -> ChatTemplate:
     where = f"chat_template of [engines.{engine}]"
     try:
         if setting in BUILT_IN:
-            return ChatTemplate(BUILT_IN[setting])
+            template = ChatTemplate(BUILT_IN[setting])
+            template.built_in = True
+            return template
         path = Path(setting)
         if not path.suffix and not path.exists():
             raise SettingsError(f"{where} is {setting!r}: no built-in template and no file.", hint=nearest(setting, BUILT_IN))
