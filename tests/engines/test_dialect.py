@@ -261,13 +261,43 @@ def test_halves_of_surrogate_pairs(told: bytes, meant: str) -> None:
     assert dialect.surrogates == ("\ufffd" in meant)
 
 
-def test_a_payload_on_several_lines_leaves_on_one() -> None:
-    """A line end between two members would end the `data:` line on which the payload leaves."""
-    chunk = Dialect("E").chunk(b'{"choices":\n[{"index": 0, "delta": {"content":\n"hi", "role": "assistant"}, "finish_reason": "length"}]}', 0)
-    assert chunk is not None
-    assert chunk.raw is not None
-    assert b"\n" not in chunk.raw
-    assert chunk.text == "hi"
+# -- the frame that an answer's usual events share
+
+FRAMES = (
+    '{"id":"x","choices":[{"index":0,"delta":{"content":%s},"finish_reason":null}]}',
+    '{"choices":[{"delta":{"x":{"content":"trap"},"content":%s},"index":0}],"usage":null}',
+    '{"choices":[{"index":0,"delta":{"content":%s,"content":"last wins"}}]}',
+    '{"content":"trap","choices":[{"index":0,"delta":{"role":"assistant","content":%s},"logprobs":null}]}',
+)
+_TEXTS = st.one_of(st.text(max_size=40), st.sampled_from([" the", "a", "", '"', "\\", "\n", '"}}]}', "\0", "\x7f", "\u2028", "\ufffd", "😀", "x" * 33]))
+
+
+@given(frame=st.sampled_from(FRAMES), texts=st.lists(st.tuples(_TEXTS, st.booleans()), max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_a_known_frame_changes_nothing(frame: str, texts: list[tuple[str, bool]]) -> None:
+    """An event read by the frame of those before it gives the chunk that decoding it gives."""
+    dialect = Dialect("E")
+    for text, escaped in texts:
+        payload = (frame % json.dumps(text, ensure_ascii=escaped)).encode()
+        assert dialect.chunk(payload, 7) == Dialect("E").chunk(payload, 7)
+
+
+@pytest.mark.parametrize("inside", [b"\xff", b"\xc3", b"\n", b"\0", b'"', b'\\"', b"\\x", b'","content":7,"x":"'])
+def test_a_known_frame_lets_nothing_broken_pass(inside: bytes) -> None:
+    """Bytes between the frame that are no JSON text are judged as they are without it."""
+    dialect = Dialect("E")
+    payload = FRAMES[0].encode().replace(b"%s", b'"%b"')
+    dialect.chunk(payload % b" hi", 0)
+    assert dialect._head_size
+    framed, plain = (result_of(one, payload % inside) for one in (dialect, Dialect("E")))
+    assert framed == plain
+
+
+def result_of(dialect: Dialect, payload: bytes) -> Chunk | type[TidegateError] | None:
+    try:
+        return dialect.chunk(payload, 0)
+    except TidegateError as error:
+        return type(error)
 
 
 # -- tokens

@@ -145,3 +145,14 @@ async def test_cancelling_the_relay_frees_the_engine(build: Build, server: Scrip
             await relaying
         while server.active:  # noqa: ASYNC110 - the server's counter has no event
             await asyncio.sleep(0.005)
+
+
+async def test_a_payload_on_several_lines_leaves_on_one(build: Build) -> None:
+    """A payload that came on several `data:` lines would, joined as it came, end the line on which it leaves."""
+    got: list[Chunk] = []
+    async with asyncio.timeout(BOUND_S):
+        await (await build("openai").start(ask("##n=3,m=multiline##"), Flight("test"))).relay(got.extend)
+    payloads = [chunk.raw for chunk in got if chunk.raw is not None]
+    assert len(payloads) == 5
+    assert not any(b"\n" in payload for payload in payloads)
+    assert "".join(chunk.text for chunk in got) == " the quick brown"

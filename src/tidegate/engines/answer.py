@@ -12,7 +12,7 @@ from tidegate.core.errors import EngineCut, EngineEmpty, EngineError, TidegateEr
 from tidegate.engines.refusal import reported
 
 #: An event of more characters than this is no single token. The longest words of vocabularies are shorter, save for runs of blanks.
-_TOKEN_CHARS = 32
+TOKEN_CHARS = 32
 
 
 def estimate_tokens(text_bytes: int) -> int:
@@ -22,7 +22,7 @@ def estimate_tokens(text_bytes: int) -> int:
 
 def tokens_in(text: str) -> int:
     """Tokens of one event's text, estimated: engines stream token by token, so a short one is one, a long one four bytes each."""
-    return 1 if len(text) <= _TOKEN_CHARS else estimate_tokens(len(text) if text.isascii() else len(text.encode("utf-8", "replace")))
+    return 1 if len(text) <= TOKEN_CHARS else estimate_tokens(len(text) if text.isascii() else len(text.encode("utf-8", "replace")))
 
 
 class Answer:
@@ -162,6 +162,7 @@ class Answer:
         `says`: whether an answer of nothing else would have said something.
         """
         self.said = self.said or says
+        data = data.replace(b"\n", b" ")  # it leaves on one line
         self.ready.append(Chunk(at_ns, "notice", "", b'{"choices":[],"object":"chat.completion.chunk","tidegate":{"engine_event":%b}}' % data))
 
     def add_end(self, at_ns: int, end: End) -> None:

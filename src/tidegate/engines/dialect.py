@@ -12,7 +12,7 @@ import msgspec
 
 from tidegate.core.chunk import Chunk, End, ToolDelta, Usage
 from tidegate.core.errors import EngineError
-from tidegate.engines.answer import Answer, tokens_in, whole_number
+from tidegate.engines.answer import TOKEN_CHARS, Answer, tokens_in, whole_number
 from tidegate.engines.answer import estimate_tokens as estimate_tokens
 from tidegate.engines.dialects import anthropic, cohere, gemini, responses
 
@@ -83,6 +83,13 @@ class _Payload(msgspec.Struct, gc=False):
 
 _decode = msgspec.json.Decoder(_Payload).decode
 
+#: Where a delta's text begins, as most engines write it.
+_CONTENT = b'"content":"'
+#: Put in place of the text, to see whether an event's other bytes are a frame. No JSON escapes it.
+_PROBE = "probe"
+#: Events after which an engine whose events have no common frame is no longer asked for one.
+_PATIENCE = 4
+
 
 class _Reader(Protocol):
     """See `engines/dialects`."""
@@ -93,11 +100,15 @@ class _Reader(Protocol):
 class Dialect(Answer):
     """Reads one answer, event by event or whole, and remembers what is needed to judge its end."""
 
-    __slots__ = ("_reader", "_tool_ids", "surrogates")
+    __slots__ = ("_foot", "_foot_size", "_head", "_head_size", "_misses", "_reader", "_tool_ids", "surrogates")
 
     def __init__(self, label: str) -> None:
         super().__init__(label)
         self._reader: _Reader | None = None
+        # What all usual events of this answer begin and end with, where they do: then their text is what lies between, and nothing is decoded.
+        self._head = b"\0"
+        self._foot = b""
+        self._head_size = self._foot_size = self._misses = 0
         self._tool_ids: list[str] = []  # calls of a speaker that does not number them
         self.surrogates = 0  # halves of surrogate pairs that were replaced
 
@@ -108,6 +119,17 @@ class Dialect(Answer):
         Raises EngineRefused (or what else it means) for an error that the engine reports, EngineError for broken JSON, EngineCut where the engine
         gave up, EngineEmpty where it said nothing.
         """
+        if data.startswith(self._head) and data.endswith(self._foot):
+            told = data[self._head_size : -self._foot_size]
+            if told and 34 not in told and 92 not in told:  # no quote, no backslash
+                try:
+                    text = told.decode()
+                except UnicodeDecodeError:
+                    raise self.broken() from None
+                if len(text) <= TOKEN_CHARS and text.isprintable():  # what cannot be printed may want an escape in JSON
+                    self.said = True
+                    self.guessed += 1
+                    return Chunk(at_ns, "text", text, data)
         if self._reader is not None:
             self._foreign(data, at_ns)
             return None
@@ -125,10 +147,12 @@ class Dialect(Answer):
             text = delta.content
             if (
                 text.__class__ is str and text and delta.tool_calls is None and choice.finish_reason is None and choice.token_ids is None
-                and delta.function_call is None and len(text) <= 32
+                and delta.function_call is None and len(text) <= TOKEN_CHARS
             ):  # fmt: skip
                 self.said = True
                 self.guessed += 1
+                if self._misses < _PATIENCE:
+                    self._learn_frame(data, text)
                 return Chunk(at_ns, "text", text, data)
         return self._unusual(payload, data, at_ns)
 
@@ -151,6 +175,24 @@ class Dialect(Answer):
         self._read_counts(payload)
         self.over = True
         return chunk.text if chunk.kind == "text" else ""
+
+    def _learn_frame(self, data: bytes, text: str) -> None:
+        """Take what lies around the text of this event for the frame of the next, if another text in it would be read as this one was."""
+        self._misses += 1
+        at = data.find(_CONTENT) + len(_CONTENT)
+        said = text.encode()
+        if at < len(_CONTENT) or not text.isprintable() or data[at : at + len(said) + 1] != said + b'"':
+            return
+        head, foot = data[:at], data[at + len(said) :]
+        try:
+            probed = _decode(head + _PROBE.encode() + foot)
+        except msgspec.DecodeError:
+            return
+        expected = _decode(data)
+        if expected.choices and expected.choices[0].delta is not None:
+            expected.choices[0].delta.content = _PROBE
+        if probed == expected:
+            self._head, self._foot, self._head_size, self._foot_size = head, foot, len(head), len(foot)
 
     # -- events that are not the usual one
 
@@ -190,8 +232,7 @@ class Dialect(Answer):
         if payload.choices is None and not self.said and not self.thought and self.finish is None and self._recognise(data):
             self._foreign(data, at_ns)
             return None
-        # a payload goes out on one `data:` line; between the tokens of JSON a line end is a blank
-        chunk = Chunk(at_ns, "notice", "", data.replace(b"\n", b" ") if b"\n" in data else data)
+        chunk = Chunk(at_ns, "notice", "", data)
         for choice in payload.choices or ():
             if choice.index == 0:
                 self._read_choice(choice, choice.delta or choice.message, chunk)
@@ -230,9 +271,9 @@ class Dialect(Answer):
                 pass
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 raise self.broken() from None
-            self.pass_on(at_ns, data.replace(b"\n", b" "), says=False)
+            self.pass_on(at_ns, data, says=False)
             return
-        reader.read(event, data.replace(b"\n", b" ") if b"\n" in data else data, at_ns)
+        reader.read(event, data, at_ns)
 
     # -- OpenAI's parts
 

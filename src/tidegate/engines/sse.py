@@ -27,7 +27,7 @@ class SseParser:
     An event ends at a blank line; what is pending when the stream ends is no event (`pending` says whether there is something).
     """
 
-    __slots__ = ("_data", "_event", "_fresh", "_id", "_max", "_size", "_skip_lf", "_tail")
+    __slots__ = ("_clean", "_data", "_event", "_fresh", "_id", "_max", "_size", "_skip_lf", "_tail")
 
     def __init__(self, max_event_bytes: int = 4 << 20) -> None:
         self._max = max_event_bytes
@@ -38,26 +38,48 @@ class SseParser:
         self._id = b""
         self._skip_lf = False  # the last byte was a CR that ended a line: an LF right after it belongs to it
         self._fresh = True  # no line was seen yet: a BOM may come
+        self._clean = True  # between two events: nothing of another one is kept
 
     @property
     def pending(self) -> bool:
         return bool(self._tail or self._data)
 
+    def plain(self, data: bytes) -> list[bytes] | None:
+        """The events' data, where `data` is nothing but whole events of one data line each, as it nearly always is; else None: `feed` it."""
+        # a byte is looked for as its number: as bytes it costs bytes.__contains__ an exception inside
+        if not self._clean or 13 in data or not data.startswith(b"data: ") or not data[-1] == 10 == data[-2] or len(data) > self._max:
+            return None
+        self._fresh = False
+        data = data[6:-2]
+        if 10 not in data:
+            return [data]
+        payloads = data.split(b"\n\ndata: ")
+        return payloads if data.count(10) == 2 * len(payloads) - 2 else None
+
     def feed(self, data: bytes) -> list[Event]:
         """The events that `data` completes, in order. Raises EngineError where a line or an event outgrows its bound."""
+        payloads = self.plain(data)
+        if payloads is not None:
+            return [Event(payload, b"", self._id) for payload in payloads]
+        self._clean = False
+        events = self._feed(data)
+        self._clean = not (self._tail or self._data or self._event or self._skip_lf)
+        return events
+
+    def _feed(self, data: bytes) -> list[Event]:
         if self._skip_lf and data:
             self._skip_lf = False
             if data[0] == 10:
                 data = data[1:]
         if self._tail:
             self._tail += data
-            if b"\n" not in data and b"\r" not in data:
+            if 10 not in data and 13 not in data:
                 self._bound(len(self._tail))
                 return []
             data = bytes(self._tail)
             self._tail.clear()
         events: list[Event] = []
-        if b"\r" in data:
+        if 13 in data:
             self._feed_any_line_end(data, events)
             return events
         at = 0
@@ -68,7 +90,7 @@ class SseParser:
                 self._bound(end - at)
                 self._tail += data[at:]
                 break
-            # The usual event: one data line and a blank one. Everything else goes line by line.
+            # An event of one data line. Everything else goes line by line.
             if data.startswith(b"\n", line_end + 1) and data.startswith(b"data: ", at) and not self._data and not self._event:
                 self._bound(line_end - at)
                 self._fresh = False
@@ -112,7 +134,7 @@ class SseParser:
             self._data.append(value)
         elif field == b"event":
             self._event = value
-        elif field == b"id" and b"\0" not in value:
+        elif field == b"id" and 0 not in value:
             self._id = value
         # a comment has an empty field name; `retry` and unknown fields are for browsers
 

@@ -153,20 +153,19 @@ class Stream:
     def _read(self) -> list[Chunk]:
         chunks: list[Chunk] = []
         dialect = self._dialect
+        read, plain = dialect.chunk, self._sse.plain
         try:
             for at_ns, data in self._reply.take():
-                for event in self._sse.feed(data):
-                    if event.event == b"error":
-                        raise dialect.error_event(event.data)
-                    chunk = dialect.chunk(event.data, at_ns)
+                payloads = plain(data)
+                if payloads is None:
+                    if self._read_oddly(data, at_ns, chunks):
+                        return chunks
+                    continue
+                for payload in payloads:
+                    chunk = read(payload, at_ns)
                     if chunk is not None:
                         chunks.append(chunk)
-                        continue
-                    if dialect.ready:
-                        chunks += dialect.ready
-                        dialect.ready.clear()
-                    if dialect.over:
-                        self._finish(at_ns, chunks)
+                    elif self._is_over(at_ns, chunks):
                         return chunks
         except TidegateError as error:
             self._failure = error  # what came before it is delivered first
@@ -175,6 +174,32 @@ class Stream:
             self._events += 1
             self._until_ns = 0
         return chunks
+
+    def _read_oddly(self, data: bytes, at_ns: int, chunks: list[Chunk]) -> bool:
+        """Bytes that are not whole events of one line each: half an event, names, comments, other line ends. Whether the stream is over."""
+        dialect = self._dialect
+        for event in self._sse.feed(data):
+            if event.event == b"error":
+                raise dialect.error_event(event.data)
+            chunk = dialect.chunk(event.data, at_ns)
+            if chunk is None:
+                if self._is_over(at_ns, chunks):
+                    return True
+                continue
+            if chunk.raw is not None and 10 in chunk.raw:
+                # it leaves on one `data:` line; between the tokens of JSON, where alone it can stand, a line end is a blank
+                chunk.raw = chunk.raw.replace(b"\n", b" ")
+            chunks.append(chunk)
+        return False
+
+    def _is_over(self, at_ns: int, chunks: list[Chunk]) -> bool:
+        """After an event that is more or less than one chunk: take its chunks; whether it was the last word."""
+        dialect = self._dialect
+        chunks += dialect.ready
+        dialect.ready.clear()
+        if dialect.over:
+            self._finish(at_ns, chunks)
+        return dialect.over
 
     def _finish(self, at_ns: int, chunks: list[Chunk]) -> None:
         """The engine said that it is done: judge it, and complete what it left out."""
