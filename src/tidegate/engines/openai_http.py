@@ -174,7 +174,11 @@ class OpenAIHttp:
 
     async def post_json(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
         """A POST of JSON that answers with a JSON object. Raises TidegateError."""
-        return _object(self.label, await self._ask(_with_body(self._post_head(path), msgspec.json.encode(fields))))
+        return _object(self.label, await self.post(path, fields))
+
+    async def post(self, path: str, fields: dict[str, Any]) -> bytes:
+        """The body of a POST of JSON. Raises TidegateError."""
+        return await self._ask(_with_body(self._post_head(path), msgspec.json.encode(fields)))
 
     # --
 
