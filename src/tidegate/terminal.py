@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tidegate.core.chunk import CLEAN_ENDS
 from tidegate.core.flight import FlightRecord, Lap
+from tidegate.engines.conformance import Report
 
 #: Eighths of a cell; in a terminal without Unicode the last row of ASCII_BLOCKS.
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -184,6 +185,34 @@ def render_flights(records: Sequence[FlightRecord]) -> RenderableType:
             ms(record.whole_ns), ms(record.first_token_ns) if record.first_token_ns else "-", str(record.usage.completion_tokens),
         )
     return table
+
+
+VERDICT_STYLES = {"pass": "green", "fail": "bold red", "not proven": "yellow", "not applicable": "dim"}
+
+
+def render_report(report: Report) -> RenderableType:
+    """What `tidegate check` found, in the order of the checks."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("check", no_wrap=True)
+    table.add_column("level", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("ms", justify="right", no_wrap=True)
+    table.add_column("evidence", overflow="fold")
+    for one in report.findings:
+        table.add_row(one.name, one.level, Text(one.verdict, VERDICT_STYLES[one.verdict]), f"{one.ms:.0f}", printable(one.evidence))
+    return Group(printable(f"{report.target}: {report.model} by {report.adapter}", "bold"), "", table, "", _summary(report))
+
+
+def _summary(report: Report) -> RenderableType:
+    wrong = [one.name for one in report.failed_musts]
+    musts = [one for one in report.findings if one.level == "must"]
+    proven = sum(one.verdict == "pass" for one in musts)
+    said = f"{len(report.findings)} checks in {report.seconds:.1f} s"
+    if report.limit_s:
+        said += f" (by its speed about {report.estimate_s:.0f} s; at most {report.limit_s:.0f} s)"
+    if wrong:
+        return Text(f"{said}: {', '.join(wrong)} failed, so a gateway would not use it.", "bold red")
+    return Text(f"{said}: no must failed, {proven} of {len(musts)} are proven.", "bold green")
 
 
 def printable(said: str, style: str = "") -> Text:

@@ -52,6 +52,8 @@ class Request(msgspec.Struct):
     finish: str
     prompt_ids: list[int] | None = None
     tells_ids: bool = False
+    #: Milliseconds before each token but the first, where they are not all `orders.between_ms`.
+    gaps: list[float] | None = None
 
 
 def read(kind: Kind, body: dict[str, Any]) -> Request:
@@ -159,7 +161,7 @@ def json_response(status: int, fields: Any, *headers: bytes) -> bytes:
 def _whole(request: Request) -> Iterator[Step]:
     orders = request.orders
     words, finish = request.words, request.finish
-    yield from _waited(orders.first_ms + orders.between_ms * max(0, len(words) - 1))
+    yield from _waited(orders.first_ms + (sum(request.gaps) if request.gaps else orders.between_ms * max(0, len(words) - 1)))
     text = "" if orders.fault in ("empty", "silent") else "".join(words)
     ids = encode(text, special=False) if request.tells_ids else []
     text = _shown(text)
@@ -279,8 +281,9 @@ def _events(request: Request) -> Iterator[Step]:
     if fault == "bom":
         yield b"\xef\xbb\xbf"
     for number, payload in enumerate(_payloads(request, words)):
-        if number and orders.between_ms:
-            yield orders.between_ms
+        gap = request.gaps[number - 1] if number and request.gaps else orders.between_ms
+        if number and gap:
+            yield gap
         if number == orders.at:
             yield from _interruption(fault, payload)
             if fault in _INTERRUPTED:

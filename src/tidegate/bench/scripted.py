@@ -22,9 +22,10 @@ from typing import Any, cast
 
 import httptools
 
+from tidegate.bench.behaviour import CLAIMED_CONTEXT, Behaviour
 from tidegate.bench.script import MODEL, Act, Kind, Step, answer, json_response, native, read
 from tidegate.bench.tokens import TEMPLATE, decode, encode, render
-from tidegate.core.errors import TidegateError
+from tidegate.core.errors import SettingsError, TidegateError
 
 _ROUTES: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 
@@ -32,8 +33,11 @@ _ROUTES: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "
 class Scripted:
     """The server, its counters, and what it was asked last. `refuse`: that many next connections are closed as soon as they come."""
 
-    def __init__(self, api_key: str | None = None) -> None:
+    def __init__(self, api_key: str | None = None, behaviour: Behaviour | None = None) -> None:
         self.api_key = api_key
+        self.behaviour = behaviour or Behaviour()
+        #: Those whose answer waits for a slot, the first to come first.
+        self.waiting: deque[_Connection] = deque()
         self.refuse = 0
         self.requests = 0
         self.active = 0
@@ -57,6 +61,7 @@ class Scripted:
         return {
             "requests": self.requests,
             "active": self.active,
+            "waiting": len(self.waiting),
             "aborted": self.aborted,
             "connections": len(self.connections),
             "accepted": self.accepted,
@@ -64,6 +69,26 @@ class Scripted:
             "prompts": list(self.digests),
             "models": [body.get("model") for body in self.bodies],
         }
+
+    @property
+    def context(self) -> int:
+        """Tokens of context that are claimed."""
+        return self.behaviour.context or CLAIMED_CONTEXT
+
+    def enter(self, connection: _Connection) -> bool:
+        """Whether there is a slot for an answer; else the connection stands in the queue, and is called."""
+        if self.behaviour.slots and self.active >= self.behaviour.slots:
+            self.waiting.append(connection)
+            return False
+        self.active += 1
+        return True
+
+    def leave(self) -> None:
+        """A slot is free: whoever has waited longest has it."""
+        self.active -= 1
+        if self.waiting and (not self.behaviour.slots or self.active < self.behaviour.slots):
+            self.active += 1
+            asyncio.get_running_loop().call_soon(self.waiting.popleft().begin)  # not at once: a long queue of short answers would be one deep stack
 
     async def listen(self, host: str, port: int, **options: Any) -> None:
         """Begin to listen; `options` go to `loop.create_server`."""
@@ -132,15 +157,18 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
         if self._steps is not None:
             self._steps = None
-            self.server.active -= 1
             self.server.aborted += 1
+            if self in self.server.waiting:
+                self.server.waiting.remove(self)
+            else:
+                self.server.leave()
 
     def pause_writing(self) -> None:
         self._paused = True
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._steps is not None and self._timer is None:
+        if self._steps is not None and self._timer is None and self not in self.server.waiting:
             self._play()
 
     # -- httptools' side
@@ -183,16 +211,15 @@ class _Connection(asyncio.Protocol):
                 self._write(json_response(400, {"error": {"message": f"{error.message} {error.hint or ''}", "type": error.type}}))
                 return
             self._steps = steps
-            self._due = self._loop.time()
-            server.active += 1
-            self._play()
+            if server.enter(self):
+                self.begin()
         elif url == "/v1/models":
-            model = {"id": MODEL, "object": "model", "created": 1, "owned_by": "scripted", "max_model_len": 8192}
+            model = {"id": MODEL, "object": "model", "created": 1, "owned_by": "scripted", "max_model_len": server.context}
             self._write(json_response(200, {"object": "list", "data": [model]}))
         elif method == b"POST" and url in _TOKEN_ROUTES:
             self._respond_json(_TOKEN_ROUTES[url], body)
         elif url == "/props":
-            context = {"n_ctx": 8192, "params": {}}
+            context = {"n_ctx": server.context, "params": {}}
             self._write(json_response(200, {"chat_template": TEMPLATE, "default_generation_settings": context, "model_alias": MODEL}))
         elif url == "/health":
             self._write(json_response(200, {"status": "ok"}))
@@ -200,6 +227,11 @@ class _Connection(asyncio.Protocol):
             self._write(json_response(200, server.stats()))
         else:
             self._write(json_response(404, {"error": {"message": f"no route {url}", "type": "not_found"}}))
+
+    def begin(self) -> None:
+        """The answer has a slot."""
+        self._due = self._loop.time()
+        self._play()
 
     def _respond_json(self, make: Callable[[dict[str, Any]], Any], body: bytes) -> None:
         """A question about tokens: no generation, so it is not counted as a request."""
@@ -213,7 +245,7 @@ class _Connection(asyncio.Protocol):
         self.server.bodies.append(fields)
         request = read(kind, fields)
         self.server.digests.append(hashlib.sha256(request.prompt.encode("utf-8", "replace")).hexdigest()[:16])
-        return answer(request)
+        return answer(self.server.behaviour.apply(request, fields))
 
     def _play(self) -> None:
         """Take steps until one has to be waited for. Bytes in a row are one write."""
@@ -269,7 +301,7 @@ class _Connection(asyncio.Protocol):
 
     def _done(self) -> None:
         self._steps = None
-        self.server.active -= 1
+        self.server.leave()
 
     def _write(self, data: bytes) -> None:
         self.server.written += len(data)
@@ -328,27 +360,37 @@ _TOKEN_ROUTES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }  # fmt: skip
 
 
-async def start(host: str = "127.0.0.1", port: int = 0, *, api_key: str | None = None, **options: Any) -> Scripted:
+async def start(
+    host: str = "127.0.0.1", port: int = 0, *, api_key: str | None = None, behaviour: Behaviour | None = None, **options: Any
+) -> Scripted:
     """A running server in this event loop; close it with `await server.close()`. `options` go to `loop.create_server` (e.g. `ssl`)."""
-    server = Scripted(api_key)
+    server = Scripted(api_key, behaviour)
     await server.listen(host, port, **options)
     return server
 
 
-async def _serve(host: str, port: int, api_key: str | None) -> None:
+async def _serve(host: str, port: int, api_key: str | None, behaviour: Behaviour | None = None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = await start(host, port, api_key=api_key)
+    try:
+        server = await start(host, port, api_key=api_key, behaviour=behaviour)
+    except OSError as error:
+        raise SettingsError(f"The scripted engine cannot listen on {host}:{port}: {error.strerror}.", hint="Name a free port.") from None
     print(f"listening {server.host}:{server.port}", flush=True)
     await stop.wait()
     await server.close()
 
 
-def main() -> None:
-    """The command."""
+def run(host: str, port: int, api_key: str | None, behaviour: Behaviour | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises SettingsError where the port is taken."""
     import uvloop
 
+    uvloop.run(_serve(host, port, api_key, behaviour))
+
+
+def main() -> None:
+    """The same without the options of `tidegate scripted`."""
     parser = argparse.ArgumentParser(
         prog="tidegate scripted", description="An OpenAI-compatible engine that does as the prompt orders.",
         epilog="A prompt orders with ##t=20,i=5,n=3##: 20 ms to the first token, 5 ms between tokens, 3 tokens; m=cut breaks the stream off. "
@@ -358,7 +400,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0, the default, takes a free one and prints it")
     parser.add_argument("--api-key", default=None, help="refuse requests that do not bring it")
     args = parser.parse_args()
-    uvloop.run(_serve(args.host, args.port, args.api_key))
+    run(args.host, args.port, args.api_key)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +335,6 @@ _OFFLINE: dict[str, Callable[[Vocabulary, Vectors], Outcome]] = {
 }
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
+def exit_code(report: Report) -> int:
     """0: no must failed; 1: one did."""
-    return 1 if any(one.level == "must" and one.verdict == "fail" for one in findings) else 0
+    return 1 if report.failed_musts else 0
