@@ -89,8 +89,8 @@ def extends(character: str) -> bool:
 
 
 @cache
-def word_class() -> str:
-    """A character class (without its brackets' outer pair) of what is part of a word in scripts that part words: letters, figures and marks."""
+def word_pattern() -> re.Pattern[str]:
+    """Matches one character that is part of a word in a script that parts words: a letter, a figure or a mark."""
     marks: list[str] = []
     begin = last = -2
     for point in range(0x300, sys.maxunicode // 8):
@@ -102,10 +102,4 @@ def word_class() -> str:
             begin = point
         last = point
     marks.append(f"{chr(begin)}-{chr(last)}")
-    return f"(?:(?![{_UNSPACED}])[\\w{''.join(marks)}])"
-
-
-@cache
-def word_pattern() -> re.Pattern[str]:
-    """Matches one character that is part of a word in a script that parts words."""
-    return re.compile(word_class())
+    return re.compile(f"(?![{_UNSPACED}])[\\w{''.join(marks)}]")
