@@ -32,7 +32,8 @@ _METRICS = {
     b"tgi_request_generated_tokens_sum": "tokens_generated",
 }
 _INFO = {
-    "model_id": "model", "version": "version", "max_input_tokens": "longest_prompt", "max_total_tokens": "context", "max_concurrent_requests": "slots",
+    "model_id": "model", "version": "version", "max_input_tokens": "longest_prompt", "max_total_tokens": "context",
+    "max_concurrent_requests": "slots",
 }  # fmt: skip
 #: Fields that /generate_stream takes under the same name.
 _SAME = frozenset({"top_k", "typical_p", "repetition_penalty", "frequency_penalty", "seed"})
