@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from tidegate.bench.directives import Directives, parse, pieces
-from tidegate.bench.tokens import CONTROL, OTHERS, WORDS, after_mark, decode, encode
+from tidegate.bench.tokens import CONTROL, OTHERS, WORDS, after_mark, decode, encode, render
 from tidegate.core.errors import BadRequest
 
 MODEL = "scripted"
@@ -59,14 +59,17 @@ class Request(msgspec.Struct):
 def read(kind: Kind, body: dict[str, Any]) -> Request:
     """The request in a body; `max_tokens` (or `max_completion_tokens`) bounds the answer as with a real engine.
 
-    A prompt of token ids is the middle of an answer: what of the answer stands in it already is not said again, nor does a fault happen
-    again whose token lies there. Raises BadRequest for orders and ids that are not understood.
+    A prompt of token ids, or a last message that is to be continued (`continue_final_message`), is the middle of an answer: what of the answer
+    stands in it already is not said again, nor does a fault happen again whose token lies there. Raises BadRequest for orders and ids that are not understood.
     """
     options = body.get("stream_options")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     ids = body.get("prompt")
     if isinstance(ids, list) and ids and all(type(number) is int for number in ids):
         prompt, words, orders = _go_on(ids)
+    elif body.get("continue_final_message") is True and body.get("messages"):
+        *before, last = body["messages"]
+        ids, (prompt, words, orders) = None, _go_on([*encode(render(before), special=True), *encode(str(last.get("content")), special=False)])
     else:
         ids, prompt = None, prompt_of(body)
         orders = parse(prompt)

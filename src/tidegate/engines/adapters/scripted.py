@@ -14,6 +14,7 @@ class Scripted(Continuing):
 
     cannot: ClassVar[Cannot] = {
         "token_ids": "The scripted engine tells token ids only to callers who ask for them (return_token_ids).",
+        "control_text": "The scripted engine reads nothing in a message but its orders: text goes to it as it is.",
     }
 
     async def ask_figures(self) -> dict[str, Any]:
