@@ -269,7 +269,8 @@ FRAMES = (
     '{"choices":[{"index":0,"delta":{"content":%s,"content":"last wins"}}]}',
     '{"content":"trap","choices":[{"index":0,"delta":{"role":"assistant","content":%s},"logprobs":null}]}',
 )
-_TEXTS = st.one_of(st.text(max_size=40), st.sampled_from([" the", "a", "", '"', "\\", "\n", '"}}]}', "\0", "\x7f", "\u2028", "\ufffd", "😀", "x" * 33]))
+_ODD = [" the", "a", "", '"', "\\", "\n", '"}}]}', "\0", "\x7f", "\u2028", "\ufffd", "😀", "x" * 33]
+_TEXTS = st.one_of(st.text(max_size=40), st.sampled_from(_ODD))
 
 
 @given(frame=st.sampled_from(FRAMES), texts=st.lists(st.tuples(_TEXTS, st.booleans()), max_size=8))
@@ -277,6 +278,8 @@ _TEXTS = st.one_of(st.text(max_size=40), st.sampled_from([" the", "a", "", '"', 
 def test_a_known_frame_changes_nothing(frame: str, texts: list[tuple[str, bool]]) -> None:
     """An event read by the frame of those before it gives the chunk that decoding it gives."""
     dialect = Dialect("E")
+    for _ in range(8):  # every eighth is tried
+        dialect.chunk((frame % '" the"').encode(), 7)
     for text, escaped in texts:
         payload = (frame % json.dumps(text, ensure_ascii=escaped)).encode()
         assert dialect.chunk(payload, 7) == Dialect("E").chunk(payload, 7)
@@ -287,7 +290,8 @@ def test_a_known_frame_lets_nothing_broken_pass(inside: bytes) -> None:
     """Bytes between the frame that are no JSON text are judged as they are without it."""
     dialect = Dialect("E")
     payload = FRAMES[0].encode().replace(b"%s", b'"%b"')
-    dialect.chunk(payload % b" hi", 0)
+    for _ in range(8):
+        dialect.chunk(payload % b" hi", 0)
     assert dialect._head_size
     framed, plain = (result_of(one, payload % inside) for one in (dialect, Dialect("E")))
     assert framed == plain

@@ -87,7 +87,7 @@ _decode = msgspec.json.Decoder(_Payload).decode
 _CONTENT = b'"content":"'
 #: Put in place of the text, to see whether an event's other bytes are a frame. No JSON escapes it.
 _PROBE = "probe"
-#: Events after which an engine whose events have no common frame is no longer asked for one.
+#: Tries after which an answer whose events have no common frame is no longer asked for one.
 _PATIENCE = 4
 
 
@@ -151,8 +151,8 @@ class Dialect(Answer):
             ):  # fmt: skip
                 self.said = True
                 self.guessed += 1
-                if self._misses < _PATIENCE:
-                    self._learn_frame(data, text)
+                if self.guessed & 7 == 0 and self._misses < _PATIENCE:
+                    self._learn_frame(payload, data, text)
                 return Chunk(at_ns, "text", text, data)
         return self._unusual(payload, data, at_ns)
 
@@ -176,8 +176,11 @@ class Dialect(Answer):
         self.over = True
         return chunk.text if chunk.kind == "text" else ""
 
-    def _learn_frame(self, data: bytes, text: str) -> None:
-        """Take what lies around the text of this event for the frame of the next, if another text in it would be read as this one was."""
+    def _learn_frame(self, payload: _Payload, data: bytes, text: str) -> None:
+        """Take what lies around the text of this event for the frame of the next, if another text in it would be read as this one was.
+
+        Every eighth event is tried, so that short answers do not pay for it.
+        """
         self._misses += 1
         at = data.find(_CONTENT) + len(_CONTENT)
         said = text.encode()
@@ -188,10 +191,9 @@ class Dialect(Answer):
             probed = _decode(head + _PROBE.encode() + foot)
         except msgspec.DecodeError:
             return
-        expected = _decode(data)
-        if expected.choices and expected.choices[0].delta is not None:
-            expected.choices[0].delta.content = _PROBE
-        if probed == expected:
+        if payload.choices and payload.choices[0].delta is not None:
+            payload.choices[0].delta.content = _PROBE
+        if probed == payload:
             self._head, self._foot, self._head_size, self._foot_size = head, foot, len(head), len(foot)
 
     # -- events that are not the usual one

@@ -1,7 +1,7 @@
 """HTTP/1.1 towards an engine, at byte level: a keep-alive pool per host, and an instant for everything that happens on the socket.
 
 What the product measures happens here, so nothing lies between us and the socket: no compression, no redirects, no task per request, one
-write per request, one future to wait on, one timer per answer that is looked at again lazily. A `Connection` turns bytes into a `Reply`;
+write per request, one future to wait on, one timer for all answers of a pool. A `Connection` turns bytes into a `Reply`;
 whoever holds the reply reads pieces of its body, each with the instant of the read that brought it. A reader that falls behind pauses the
 socket.
 """
@@ -34,6 +34,8 @@ MAX_HEAD_BYTES = 64 * 1024
 DRAIN_S = 1.0
 #: A kept connection that dies within this time of a request was dead before; one that dies later died at work, and is not tried again.
 STALE_S = 1.0
+#: An instant that never comes.
+_NEVER_NS = 1 << 62
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -53,17 +55,17 @@ class Reply:
     """
 
     __slots__ = (
-        "_conn", "_deadline_ns", "_fires_ns", "_loop", "_paused", "_size", "_stall", "_timer", "_total_ns", "_waiter",
+        "_conn", "_deadline_ns", "_draining", "_loop", "_paused", "_pool", "_size", "_stall", "_total_ns", "_waiter",
         "done", "error", "first_byte_ns", "head_ns", "headers", "listener", "pieces", "sent_ns", "stale", "status",
     )
 
     def __init__(self, conn: Connection, loop: asyncio.AbstractEventLoop, sent_ns: int, total_ns: int) -> None:
         self._conn: Connection | None = conn
+        self._pool = conn.pool
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._fires_ns = 0
-        self._deadline_ns = 0
+        self._deadline_ns = total_ns
+        self._draining = False
         self._stall = ""
         self._total_ns = total_ns
         self._size = 0
@@ -100,9 +102,9 @@ class Reply:
         """
         waiter = self._waiter = self._loop.create_future()
         self._stall = waits_for
-        self._deadline_ns = min(until_ns, self._total_ns)
-        if self._timer is None or self._deadline_ns < self._fires_ns:
-            self._arm(self._deadline_ns)
+        self._deadline_ns = until_ns = until_ns if until_ns < self._total_ns else self._total_ns
+        if until_ns < self._pool.fires_ns:
+            self._pool.watch(until_ns)
         return waiter
 
     def extend(self, until_ns: int) -> None:
@@ -112,7 +114,6 @@ class Reply:
     def abort(self) -> None:
         """Close the connection at once, unless the answer is whole (then the connection is no longer ours). Wakes a reader that waits."""
         conn = self._conn
-        self._disarm()
         if conn is not None:
             conn.drop()
             self.fail(EngineCut(f"The answer of {conn.pool.label} was given up on our side."))
@@ -122,8 +123,10 @@ class Reply:
         if self._conn is None:
             return
         self.take()
-        self._deadline_ns = 0
-        self._arm(time.perf_counter_ns() + int(DRAIN_S * 1e9))
+        self._draining = True
+        self._deadline_ns = time.perf_counter_ns() + int(DRAIN_S * 1e9)
+        if self._deadline_ns < self._pool.fires_ns:
+            self._pool.watch(self._deadline_ns)
 
     # -- the connection's side
 
@@ -151,7 +154,6 @@ class Reply:
         self.done = True
         paused = self._paused
         self._paused = False
-        self._disarm()
         self.wake()
         return paused
 
@@ -159,39 +161,26 @@ class Reply:
         self._conn = None
         if self.error is None and not self.done:
             self.error = error
-        self._disarm()
         self.wake()
 
-    # -- the timer
+    # -- the pool's side
 
-    def _arm(self, at_ns: int) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._fires_ns = at_ns
-        self._timer = self._loop.call_later(max(0.0, (at_ns - time.perf_counter_ns()) / 1e9), self._look)
+    def due_ns(self) -> int:
+        """When something has to happen if nothing else does. Where nobody waits a slow reader is to blame, not the engine: then the total alone."""
+        return self._deadline_ns if self._draining or self._waiter is not None else self._total_ns
 
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        """The timer fired. Most often the deadline has moved on since it was set: then it is only set again."""
-        self._timer = None
-        now_ns = time.perf_counter_ns()
+    def expire(self, now_ns: int) -> None:
+        """That instant came."""
         conn = self._conn
         if conn is None:
             return
-        if self._deadline_ns == 0:  # draining
+        if self._draining:
             self.abort()
-        elif now_ns >= self._total_ns or (self._waiter is not None and now_ns >= self._deadline_ns):
-            self._conn = None
-            conn.drop()
-            what = self._stall if now_ns < self._total_ns else "the end of the answer (total_s)"
-            self.fail(EngineStalled(f"{conn.pool.label} was silent while we waited for {what}.", hint=_STALL_HINT))
-        else:
-            # nobody waits: a slow reader is not the engine's fault, only the total is
-            self._arm(self._deadline_ns if self._waiter is not None else self._total_ns)
+            return
+        self._conn = None
+        conn.drop()
+        what = self._stall if now_ns < self._total_ns else "the end of the answer (total_s)"
+        self.fail(EngineStalled(f"{conn.pool.label} was silent while we waited for {what}.", hint=_STALL_HINT))
 
 
 _STALL_HINT = "Is the engine overloaded or hung? Its time-outs are first_token_s, inter_token_s and total_s of [engines.NAME]."
@@ -316,9 +305,10 @@ class Connection(asyncio.Protocol):
         self._barren = 0
 
     def on_body(self, data: bytes) -> None:
-        if self.reply is not None and not self._whole:
+        reply = self.reply
+        if reply is not None and not self._whole:
             self._barren = 0
-            self.reply.put(self._now_ns, data)
+            reply.put(self._now_ns, data)
 
     def on_message_complete(self) -> None:
         if self._interim:
@@ -373,6 +363,9 @@ class Pool:
         self._keepalive_ns = int(patience.keepalive_s * 1e9)
         self._all: set[Connection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        #: When the timer fires: the earliest instant at which any answer has waited too long, as far as was known when it was set.
+        self.fires_ns = _NEVER_NS
 
     @property
     def open_connections(self) -> int:
@@ -432,12 +425,43 @@ class Pool:
     async def close(self) -> None:
         """Close every connection, busy ones too."""
         self._idle.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.fires_ns = _NEVER_NS
         for conn in list(self._all):
             conn.transport.abort()
         for _ in range(100):  # the loop closes sockets in its next turns
             if not self._all:
                 return
             await asyncio.sleep(0)
+
+    def watch(self, at_ns: int) -> None:
+        """Look at all answers at this instant, if nothing makes it earlier."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.fires_ns = at_ns
+        self._timer = self._loop.call_later(max(0.0, (at_ns - time.perf_counter_ns()) / 1e9), self._look)
+
+    def _look(self) -> None:
+        """The timer fired. Most often the answer for which it was set is long over: then it is only set for the next."""
+        self._timer = None
+        self.fires_ns = _NEVER_NS
+        now_ns = time.perf_counter_ns()
+        next_ns = _NEVER_NS
+        for conn in list(self._all):
+            reply = conn.reply
+            if reply is None:
+                continue
+            due_ns = reply.due_ns()
+            if due_ns <= now_ns:
+                reply.expire(now_ns)
+            elif due_ns < next_ns:
+                next_ns = due_ns
+        if next_ns < self.fires_ns:
+            self.watch(next_ns)
 
     def _take_idle(self) -> Connection | None:
         idle = self._idle
