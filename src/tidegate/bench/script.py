@@ -60,7 +60,8 @@ def read(kind: Kind, body: dict[str, Any]) -> Request:
     """The request in a body; `max_tokens` (or `max_completion_tokens`) bounds the answer as with a real engine.
 
     A prompt of token ids, or a last message that is to be continued (`continue_final_message`), is the middle of an answer: what of the answer
-    stands in it already is not said again, nor does a fault happen again whose token lies there. Raises BadRequest for orders and ids that are not understood.
+    stands in it already is not said again, nor does a fault happen again whose token lies there. Raises BadRequest for orders and ids that are
+    not understood.
     """
     options = body.get("stream_options")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
