@@ -68,7 +68,8 @@ class Engine(Protocol):
         engine's own events would not fit behind those of the first run.
 
         `forbid`: the next token is not one that `forbid` begins with (one position only, the rest is free). The call's `max_tokens` counts
-        from the beginning of the answer. Raises CannotContinue where this engine has no way to do it for this call, and as `start` does.
+        from the beginning of the answer; the stream's usage is that of its own run: the prompt with `said` in it, and the tokens after it. Raises
+        CannotContinue where this engine has no way to do it for this call, and as `start` does.
         """
         ...
 
