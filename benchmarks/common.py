@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import platform
+import random
 import subprocess
 import sys
 import tempfile
@@ -69,13 +70,27 @@ def database() -> Iterator[tuple[Path, str, str]]:
             folder.close()
 
 
-def write_config(folder: Path, dsn: str, engine_url: str, *, limits: bool = True) -> Path:
-    """Settings of a gateway with all on that users have on: key check, limits, flight record, metrics, spool and its drain."""
+def ban(folder: Path, count: int) -> Path:
+    """A file of that many terms that no answer here holds: made-up words of Latin letters and of Chinese characters, always the same."""
+    draw = random.Random(7)
+    letters, signs = "abcdefghijklmnopqrstuvwxyz", [chr(code) for code in range(0x4E00, 0x5E00)]
+    terms: set[str] = set()
+    while len(terms) < count:
+        terms.add("".join(draw.choices(letters if draw.random() < 0.8 else signs, k=draw.randint(5, 12))))
+    file = folder / "terms.txt"
+    file.write_text("\n".join(sorted(terms)) + "\n", encoding="utf-8")
+    return file
+
+
+def write_config(folder: Path, dsn: str, engine_url: str, *, limits: bool = True, terms: Path | None = None, workers: int = 1) -> Path:
+    """Settings of a gateway with all on that users have on: key check, limits, flight record, metrics, spool and its drain, a ban of terms."""
     config = folder / "bench.toml"
     limit = "[limits]\nrequests_per_minute = 100000000\ntokens_per_minute = 2000000000\n" if limits else ""
+    guard = f'[guard]\nterms_file = "{terms}"\n' if terms is not None else ""
     config.write_text(
-        f'[store]\ndsn = "{dsn}"\n[local]\ndata = "{folder / "data"}"\nembedder = false\n[log]\nflights = "errors"\n{limit}'
-        f'[engines.mock]\nadapter = "openai"\nurl = "{engine_url}"\nmodels = ["mock"]\nconformance = "off"\n'
+        f'[server]\nworkers = {workers}\n'
+        f'[store]\ndsn = "{dsn}"\n[local]\ndata = "{folder / "data"}"\nembedder = false\n[log]\nflights = "errors"\n{limit}{guard}'
+        f'[engines.mock]\nadapter = "openai"\nurl = "{engine_url}"\nmodels = ["mock"]\n'
     )
     return config
 
