@@ -82,7 +82,8 @@ class Corked:
     def _uncork(self) -> None:
         if self._head:
             head, self._head = self._head, b""
-            self._transport.write(head)
+            if not self.is_closing():  # the client may have left since
+                self._transport.write(head)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

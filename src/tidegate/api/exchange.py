@@ -102,10 +102,13 @@ class House:
         cancelled. One look for all, a few times a second, costs less than a timer for each."""
         while True:
             await asyncio.sleep(LOOK_S)
-            now_ns = time.perf_counter_ns()
-            for exchange in list(self.running):
-                exchange.look(now_ns)
-            self.kept.look(asyncio.get_running_loop().time())
+            self._look()
+
+    def _look(self) -> None:
+        now_ns = time.perf_counter_ns()
+        for exchange in list(self.running):
+            exchange.look(now_ns)
+        self.kept.look(asyncio.get_running_loop().time())
 
 
 class Exchange:
