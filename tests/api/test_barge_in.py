@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import threading
@@ -22,7 +23,7 @@ from tidegate.api.auth import KeyRing
 from tidegate.api.conversations import MOST_CHARS, Conversations, Key, named_conversation
 from tidegate.api.exchange import Exchange
 from tidegate.api.exchange import House as Rooms
-from tidegate.core.errors import BadRequest
+from tidegate.core.errors import BadRequest, EngineCut
 from tidegate.core.flight import Flight
 from tidegate.pipeline.capability import load
 from tidegate.stores.systems.memory import Memory
@@ -296,11 +297,79 @@ def test_a_capability_may_barge_in_by_itself(tmp_path: Path) -> None:
     assert load(copy).manifest.generate.barge_in is True
 
 
+class Wire:
+    """The ASGI of one request whose client stays."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    async def receive(self) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+
+def new_rooms(notes: Notes) -> Rooms:
+    return Rooms(KeyRing(Memory(), {}, refresh_s=1.0), [notes], b"secret", lambda *_: b"", 1000, 10.0)
+
+
+def new_exchange(rooms: Rooms, **said: str) -> tuple[Exchange, Wire]:
+    wire = Wire()
+    named = [(name.replace("_", "-").encode(), value.encode()) for name, value in said.items()]
+    return Exchange(rooms, {"path": "/v1/x", "method": "POST", "headers": named}, wire.receive, wire.send), wire
+
+
+@pytest.mark.parametrize("older_ends", ["waits", "fails", "has not begun"])
+async def test_nothing_of_a_conversation_is_left(older_ends: str) -> None:
+    """Whatever the older one is doing when it is cut: both are booked once, and neither the registry nor a task is left."""
+    notes = Notes()
+    rooms = new_rooms(notes)
+    older, wire = new_exchange(rooms, x_tidegate_conversation="c")
+    newer, _ = new_exchange(rooms, x_tidegate_conversation="c", x_tidegate_barge_in="1")
+    there = asyncio.all_tasks()
+
+    async def waits(exchange: Exchange) -> None:
+        if older_ends != "has not begun":
+            exchange.watch()
+        exchange.converse()
+        begun.set()
+        if older_ends == "has not begun":
+            await go_on.wait()
+            exchange.watch()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if older_ends == "fails":
+                raise EngineCut("The engine broke off in the same moment.")
+
+    async def answers(exchange: Exchange) -> None:
+        exchange.watch()
+        exchange.converse()
+        exchange.flight.end = "stop"
+        await exchange.json(200, b"{}")
+
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    task = asyncio.get_running_loop().create_task(older.run(waits))
+    await begun.wait()
+    assert len(rooms.conversations) == 1
+    await newer.run(answers)
+    go_on.set()
+    await task
+    assert len(rooms.conversations) == 0
+    assert not rooms.running
+    assert sorted(record.error_code for record, _ in notes.given) == ["", "engine_cut" if older_ends == "fails" else "superseded"]
+    assert wire.sent[0]["status"] == (502 if older_ends == "fails" else 409)
+    for left in asyncio.all_tasks() - there:  # who waits for a client that stays is ended by a real connection's end
+        left.cancel()
+
+
 async def test_an_older_one_that_is_ending_is_left_alone() -> None:
     """Neither what has ended nor what the client left or the deadline ended is cut a second time."""
-    rooms = Rooms(KeyRing(Memory(), {}, refresh_s=1.0), [Notes()], b"secret", lambda *_: b"", 1000, 10.0)
+    rooms = new_rooms(Notes())
     for state in ("done", "gone", "expired"):
-        exchange = Exchange(rooms, {"path": "/v1/x", "method": "POST", "headers": []}, None, None)  # type: ignore[arg-type]
+        exchange, _ = new_exchange(rooms)
         setattr(exchange, state, True)
         assert exchange.supersede("newer") is False
         assert exchange.superseded_by == ""
