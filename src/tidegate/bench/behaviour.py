@@ -56,7 +56,6 @@ class Behaviour:
 
     first: Curve = Curve()
     between: Curve = Curve()
-    tokens: int = 0
     words: tuple[str, ...] = ()
     slots: int = 0
     context: int = 0

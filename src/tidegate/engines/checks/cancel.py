@@ -14,25 +14,11 @@ async def _run(probe: Probe) -> Outcome:
     before = await probe.busy()
     if before is None:
         return await _by_timing(probe)
-    begun = asyncio.Event()
-
-    def take(batch: list[Chunk]) -> None:
-        if any(chunk.text for chunk in batch):
-            begun.set()
-
-    stream = await probe.engine.start(probe.long_call(), Flight("check"))
-    relay = asyncio.ensure_future(stream.relay(take))
-    first = asyncio.ensure_future(begun.wait())
-    try:
-        await asyncio.wait((first, relay), return_when=asyncio.FIRST_COMPLETED)
+    async with _Running(probe) as running:
+        await running.begun()
         during = await probe.busy()
-        over = relay.done()
-    finally:
+        over = running.over
         left_ns = time.perf_counter_ns()
-        stream.abort()
-        first.cancel()
-        relay.cancel()
-        await asyncio.gather(relay, first, return_exceptions=True)
     if over or during is None or during <= before:
         return unproven("the answer was over before its engine could be looked at")
     return await probe.freed(before, left_ns, "a stream that was left")
@@ -42,18 +28,15 @@ async def _by_timing(probe: Probe) -> Outcome:
     """The engine counts nothing: how long does a request take behind an answer that was left, and beside one that was not?"""
     if not probe.http:
         return unproven("the engine does not tell how many answers it is making")
-    await probe.chat(COUNTING, max_tokens=8)
-    alone = (await probe.chat(COUNTING, max_tokens=8)).whole_ms
-    stream = await probe.engine.start(probe.long_call(), Flight("check"))
-    relay = asyncio.ensure_future(stream.relay(lambda batch: None))
-    try:
-        beside = (await probe.chat(COUNTING, max_tokens=8)).whole_ms
-        over = relay.done()
-    finally:
-        stream.abort()
-        relay.cancel()
-        await asyncio.gather(relay, return_exceptions=True)
-    behind = (await probe.chat(COUNTING, max_tokens=8)).whole_ms
+    await _short_ms(probe)
+    alone = await _short_ms(probe)
+    async with _Running(probe) as running:
+        await running.begun()
+        beside = await _short_ms(probe)
+    async with _Running(probe) as running:
+        await running.begun()
+        over = running.over
+    behind = await _short_ms(probe)
     said = f"a request takes {alone:.0f} ms alone, {beside:.0f} ms beside a running answer, {behind:.0f} ms behind one that was left"
     if over or beside < 1.4 * alone:
         return unproven(f"{said}: no difference to tell by")
@@ -62,4 +45,40 @@ async def _by_timing(probe: Probe) -> Outcome:
     return failed(said) if behind > alone + (beside - alone) * 2 / 3 else unproven(said)
 
 
-CHECK = Check(70, "must", "A stream that is left frees its slot.", _run, prompts=2, tokens=8, quick=True)
+async def _short_ms(probe: Probe) -> float:
+    return (await probe.chat(COUNTING, max_tokens=8)).whole_ms
+
+
+class _Running:
+    """A long answer through the adapter, which is left at the end of the block."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._first = asyncio.Event()
+
+    async def __aenter__(self) -> _Running:
+        self._stream = await self._probe.engine.start(self._probe.long_call(), Flight("check"))
+        self._relay = asyncio.ensure_future(self._stream.relay(self._take))
+        return self
+
+    def _take(self, batch: list[Chunk]) -> None:
+        if any(chunk.text for chunk in batch):
+            self._first.set()
+
+    async def begun(self) -> None:
+        """Until the first token, or the end."""
+        first = asyncio.ensure_future(self._first.wait())
+        await asyncio.wait((first, self._relay), return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+
+    @property
+    def over(self) -> bool:
+        return self._relay.done()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stream.abort()
+        self._relay.cancel()
+        await asyncio.gather(self._relay, return_exceptions=True)
+
+
+CHECK = Check(70, "must", "A stream that is left frees its slot.", _run, prompts=4, tokens=24, quick=True)
