@@ -152,6 +152,9 @@ def running_is_told(engine: Engine) -> bool:
 
 async def busy(target: Target, engine: Engine) -> None:
     """Wait until the engine works on one answer. One that reads a prompt may be too busy to say so: that is at work, too."""
+    if target.server is None and not running_is_told(engine):
+        await asyncio.sleep(0.1)  # nobody tells whether the request has arrived by then: leaving must do no harm in either case
+        return
     await until(lambda: _active(target, engine), lambda count: count != 0)
 
 
