@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tidegate.bench import scripted
 from tidegate.bench.scripted import Scripted
 from tidegate.bench.tokens import decode, encode
 from tidegate.core.ask import EngineCall, Said
@@ -128,6 +129,20 @@ async def test_ids_that_the_engine_told(engine: OpenAIHttp, server: Scripted) ->
     await text_of(await engine.continue_from(ask("##n=4##"), Said(" the", 1), flight))
     assert server.bodies[-1]["prompt"][-1:] == encode(" the", special=False)
     assert decided(flight, "retokenised") == [{"tokens": 1, "said": 1}]
+
+
+async def test_a_vocabulary_that_begins_every_text_with_a_blank(engine: OpenAIHttp, server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SentencePiece's may: what was said does not get a blank that nobody said."""
+
+    def tokenize(fields: dict[str, Any]) -> dict[str, Any]:
+        parts = fields["content"] if isinstance(fields["content"], list) else [fields["content"]]
+        special = fields.get("parse_special", True)
+        ids = [[part] if isinstance(part, int) else encode(" " + part if part[:1] != "<" else part, special=special) for part in parts]
+        return {"tokens": [token for one in ids for token in one]}
+
+    monkeypatch.setitem(scripted._TOKEN_ROUTES, "/tokenize", tokenize)
+    assert await rest(engine, ask('##json="x the fox"##'), Said("x th", 2)) == "e fox"
+    assert server.bodies[-1]["prompt"][-4:] == list(b"x th")
 
 
 # -- its chunks, end and usage

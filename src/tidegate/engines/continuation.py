@@ -16,6 +16,7 @@ from tidegate.core.flight import Flight
 from tidegate.core.ports import EngineStream
 from tidegate.engines.openai_http import OpenAIHttp
 from tidegate.engines.prompt_ids import Message, first_tokens, may_hold_control, prompt_ids, texts_with_control
+from tidegate.engines.seam import watched
 from tidegate.engines.stream import Stream
 from tidegate.engines.vllm_stream import Begun, VllmDialect
 
@@ -65,8 +66,9 @@ class Continuing(OpenAIHttp):
         if left == 0:
             return _over([], "length", Usage(len(prompt), 0))
         fields = completion_fields(body)
+        stop = fields.get("stop")
         if not forbid:
-            return await self._rest(by_ids(call.model, fields, prompt, left), flight)
+            return watched(await self._rest(by_ids(call.model, fields, prompt, left), flight), stop, said.text)
         step = await self._first_step(call.model, fields, prompt, forbid, left, flight)
         flight.lap("engine.forbid")
         usage = Usage(len(prompt), step.tokens)
@@ -74,9 +76,9 @@ class Continuing(OpenAIHttp):
         if left is not None:
             left -= step.tokens
         if step.end is not None or left == 0:
-            return _over(chunks, step.end or "length", usage)
+            return watched(_over(chunks, step.end or "length", usage), stop, said.text, step.text)
         rest = await self._rest(by_ids(call.model, fields, [*prompt, *step.ids], left), flight, begun=step.tokens)
-        return Begun(chunks, rest, usage)
+        return watched(Begun(chunks, rest, usage), stop, said.text, step.text)
 
     async def _rest(self, sent: EngineCall, flight: Flight, begun: int = 0) -> Stream:
         return await self.open(sent, flight, VllmDialect(self.label, forwards=False, continues=True, begun=begun))

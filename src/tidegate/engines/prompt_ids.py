@@ -7,7 +7,6 @@ template wrote is tokenised with control tokens read as such, what came from out
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -28,10 +27,18 @@ def may_hold_control(messages: Any) -> bool:
     """Whether any text in `messages` holds a bracket that a control token could begin with. Cheap: a look for two characters, no more."""
     if isinstance(messages, str):
         return "<" in messages or "[" in messages
+    # loops, not `any` over a generator: every chat passes here
     if isinstance(messages, dict):
-        return any(may_hold_control(value) for value in messages.values())
-    if isinstance(messages, list):
-        return any(may_hold_control(value) for value in messages)
+        for value in messages.values():
+            if value.__class__ is str:
+                if "<" in value or "[" in value:
+                    return True
+            elif may_hold_control(value):
+                return True
+    elif isinstance(messages, list):
+        for value in messages:
+            if may_hold_control(value):
+                return True
     return False
 
 
@@ -54,7 +61,9 @@ async def texts_with_control(messages: Sequence[Message], tokenize: Tokenize) ->
     asked = list(dict.fromkeys([*inside, *elsewhere, *joined]))
     if not asked:
         return set(), False
-    read, plain = await asyncio.gather(tokenize(asked, True), tokenize(asked, False))
+    # one after the other, on one connection: an engine may have few threads that answer, and every open connection may hold one
+    read = await tokenize(asked, True)
+    plain = await tokenize(asked, False)
     hit = {text for text, one, other in zip(asked, read, plain, strict=True) if one != other}
     found = inside & hit
     for whole in joined.keys() & hit:
@@ -76,7 +85,8 @@ async def prompt_ids(
     if any(mark.secret in part for part in own for mark in marks.values()):
         return None
     ids = list(begin)
-    own_ids, foreign_ids = await asyncio.gather(_each(own, True, tokenize), _each(found, False, tokenize))
+    own_ids = await _each(own, True, tokenize)
+    foreign_ids = await _each(found, False, tokenize)
     for number, part in enumerate(own):
         ids += own_ids[part]
         if number < len(found):
