@@ -87,6 +87,8 @@ _decode = msgspec.json.Decoder(_Payload).decode
 _CONTENT = b'"content":"'
 #: Put in place of the text, to see whether an event's other bytes are a frame. No JSON escapes it.
 _PROBE = "probe"
+#: No answer has more tokens: what says so is no count.
+_MOST = 1 << 53
 #: Tries after which an answer whose events have no common frame is no longer asked for one.
 _PATIENCE = 4
 
@@ -130,6 +132,9 @@ class Dialect(Answer):
                     self.said = True
                     self.guessed += 1
                     return Chunk(at_ns, "text", text, data)
+        if data == b"[DONE]":
+            self.over = True
+            return None
         if self._reader is not None:
             self._foreign(data, at_ns)
             return None
@@ -199,7 +204,7 @@ class Dialect(Answer):
     # -- events that are not the usual one
 
     def _odd(self, data: bytes, at_ns: int, error: Exception) -> Chunk | None:
-        """What did not decode: the last word, half a surrogate pair, JSON of an odd shape, or no JSON at all."""
+        """What did not decode: the last word with blanks, half a surrogate pair, JSON of an odd shape, or no JSON at all."""
         if data.strip() == b"[DONE]":
             self.over = True
             return None
@@ -352,13 +357,15 @@ class Dialect(Answer):
         return None
 
     def _read_usage(self, usage: _Usage) -> Usage:
+        prompt, completion, total = usage.prompt_tokens or 0, usage.completion_tokens or 0, usage.total_tokens
         asked, answered = usage.prompt_tokens_details, usage.completion_tokens_details
-        cached = (asked.cached_tokens if asked is not None else None) or usage.cached_tokens or usage.prompt_cache_hit_tokens
-        reasoning = whole_number(answered.reasoning_tokens if answered is not None else None)
-        prompt, completion = whole_number(usage.prompt_tokens), whole_number(usage.completion_tokens)
-        if reasoning and whole_number(usage.total_tokens) == prompt + completion + reasoning:
+        cached = (asked.cached_tokens if asked is not None else None) or usage.cached_tokens or usage.prompt_cache_hit_tokens or 0
+        reasoning = (answered.reasoning_tokens if answered is not None else None) or 0
+        if not 0 <= prompt <= _MOST or not 0 <= completion <= _MOST or not 0 <= cached <= _MOST or not 0 <= reasoning <= _MOST:
+            prompt, completion, cached, reasoning = (whole_number(n) for n in (prompt, completion, cached, reasoning))
+        if reasoning and total == prompt + completion + reasoning:
             completion += reasoning  # one provider counts them apart, and its total says so
-        return self.count(prompt, completion, whole_number(cached), reasoning)
+        return self.count(prompt, completion, cached, reasoning)
 
 
 def _tool(function: dict[str, Any], id: Any) -> ToolDelta:

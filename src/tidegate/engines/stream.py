@@ -155,7 +155,10 @@ class Stream:
         dialect = self._dialect
         read, plain = dialect.chunk, self._sse.plain
         try:
-            for at_ns, data in self._reply.take():
+            pieces = self._reply.take()
+            if len(pieces) > 1 and pieces[0][0] == pieces[-1][0]:  # one read of many HTTP chunks
+                pieces = [(pieces[0][0], b"".join([data for _, data in pieces]))]
+            for at_ns, data in pieces:
                 payloads = plain(data)
                 if payloads is None:
                     if self._read_oddly(data, at_ns, chunks):

@@ -68,7 +68,6 @@ class Reply:
         self._draining = False
         self._stall = ""
         self._total_ns = total_ns
-        self._size = 0
         self._paused = False
         self.sent_ns = sent_ns
         self.first_byte_ns = 0
@@ -76,6 +75,7 @@ class Reply:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.pieces: list[Piece] = []
+        self._size = 0  # bytes in pieces
         #: Asked before a reader that waits is woken, in the turn of the read itself; True: it took what came, nobody has to wake.
         self.listener: Callable[[], bool] | None = None
         self.done = False
@@ -129,10 +129,6 @@ class Reply:
             self._pool.watch(self._deadline_ns)
 
     # -- the connection's side
-
-    def put(self, at_ns: int, data: bytes) -> None:
-        self.pieces.append((at_ns, data))
-        self._size += len(data)
 
     def wake(self) -> None:
         """Something happened: pause a socket whose reader is behind, and wake the reader."""
@@ -308,7 +304,8 @@ class Connection(asyncio.Protocol):
         reply = self.reply
         if reply is not None and not self._whole:
             self._barren = 0
-            reply.put(self._now_ns, data)
+            reply.pieces.append((self._now_ns, data))
+            reply._size += len(data)
 
     def on_message_complete(self) -> None:
         if self._interim:
