@@ -402,8 +402,115 @@ def test_a_set_without_a_value_is_refused() -> None:
     assert "NAME=VALUE" in result.stderr
 
 
-def test_the_scripted_engine_is_reached_through_the_command_line() -> None:
-    """Its own options are passed on."""
-    command = [sys.executable, "-m", "tidegate.cli", "scripted", "--help"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert "--api-key" in said.stdout
+# -- engines --
+
+
+@pytest.fixture
+def scripted_engine(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts `tidegate scripted` with options; gives the address that it prints."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> str:
+        command = [sys.executable, "-m", "tidegate.cli", "scripted", *options]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert running[-1].stdout is not None
+        return "http://" + running[-1].stdout.readline().split()[-1]
+
+    yield start
+    for process in running:
+        process.terminate()
+        assert process.wait(30) == 0
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def ask(url: str, *, order: str = "", timeout_s: float = 30.0) -> dict[str, Any]:
+    """A whole answer of the scripted engine."""
+    import httpx
+
+    body = {"messages": [{"role": "user", "content": f"Hello {order}"}]}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=timeout_s, trust_env=False)
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_scripted_says_the_words_it_is_given(scripted_engine: Callable[..., str], tmp_path: Path) -> None:
+    """In turn, as many as the prompt orders; what the prompt orders else wins."""
+    (tmp_path / "words.txt").write_text("red green\nblue", encoding="utf-8")
+    url = scripted_engine("--words", str(tmp_path / "words.txt"), "--first-ms", "1~0.2", "--between-ms", "0.1", "--seed", "3")
+    assert ask(url, order="##n=4##")["choices"][0]["message"]["content"] == " red green blue red"
+    assert ask(url, order='##json="mine"##')["choices"][0]["message"]["content"] == "mine"
+
+
+def test_scripted_refuses_what_does_not_fit_its_context(scripted_engine: Callable[..., str]) -> None:
+    """In the words by which every adapter knows it."""
+    url = scripted_engine("--context", "4")
+    assert "choices" in ask(url)
+    assert ask(url, order="one two three four")["error"]["message"].startswith("This model's maximum context length is 4 tokens.")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [(["--first-ms", "fast"], "'fast' is no time"), (["--words", "nowhere.txt"], "nowhere.txt cannot be read"), (["--port", "1"], "cannot listen")],
+)
+def test_scripted_options_that_make_no_sense(options: list[str], why: str) -> None:
+    """A sentence, and exit code 2."""
+    if options == ["--port", "1"] and os.geteuid() == 0:
+        options = ["--host", "192.0.2.1"]  # an address that is nobody's, since root may have every port
+    result = tidegate("scripted", *options)
+    assert (result.exit_code, why in result.stderr) == (2, True), result.output
+
+
+def test_check_shows_a_verdict_and_evidence_for_each_check(scripted_engine: Callable[..., str]) -> None:
+    """Exit code 0 where no must failed."""
+    result = tidegate("check", scripted_engine("--first-ms", "5", "--between-ms", "3"))
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    for name, verdict in (("streaming", "pass"), ("usage", "pass"), ("cancel", "pass"), ("special_tokens", "not proven"), ("json_schema", "fail")):
+        assert verdict in lines[name], result.stdout
+    assert "by the engine's own count" in lines["cancel"]
+    assert "no must failed" in result.stdout
+
+
+def test_check_as_json(scripted_engine: Callable[..., str]) -> None:
+    """The same as a document, for scripts."""
+    url = scripted_engine()
+    result = tidegate("check", url, "--json")
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["passed"], told["target"], told["adapter"]) == (0, True, url, "scripted")
+    assert {"name", "level", "verdict", "evidence", "ms"} == set(told["findings"][0])
+
+
+def test_check_of_an_engine_that_fails_a_must(scripted_engine: Callable[..., str]) -> None:
+    """Exit code 1: this one claims 8,192 tokens of context and refuses none, which the plain OpenAI adapter sees."""
+    result = tidegate("check", scripted_engine(), "--adapter", "openai")
+    assert result.exit_code == 1
+    assert "context failed, so a gateway would not use it" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["http://127.0.0.1:1"], "refuses connections"),
+        (["ftp://host"], "must begin with http"),
+        (["nowhere.gguf"], "nowhere.gguf cannot be read"),
+        (["http://127.0.0.1:1", "--adapter", "opanai"], "There is no adapters plug-in 'opanai'"),
+        (["http://127.0.0.1:1", "--api-key-env", "NO_SUCH_KEY"], "There is no environment variable 'NO_SUCH_KEY'"),
+        (["http://127.0.0.1:1", "--tokenizer", "nowhere.gguf"], "nowhere.gguf cannot be read"),
+        (["http://127.0.0.1:1", "--time-limit", "0"], "0"),
+    ],
+)
+def test_check_of_nothing(args: list[str], why: str) -> None:
+    """Exit code 2: nothing was checked, and the error says why."""
+    result = tidegate("check", *args)
+    assert (result.exit_code, why in result.stderr) == (2, True), result.output
+
+
+def test_check_brings_the_key(scripted_engine: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the environment, since every user of the machine can read arguments."""
+    url = scripted_engine("--api-key", "sesame")
+    monkeypatch.setenv("ENGINE_KEY", "sesame")
+    result = tidegate("check", url, "--api-key-env", "ENGINE_KEY", "--json")
+    assert json.loads(result.stdout)["passed"] is True
+    monkeypatch.setenv("ENGINE_KEY", "other")
+    assert tidegate("check", url, "--api-key-env", "ENGINE_KEY").exit_code == 2

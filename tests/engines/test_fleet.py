@@ -1,15 +1,26 @@
-"""Models by name, and settings that make sense."""
+"""Models by name, settings that make sense, and members that are used only where they passed their checks."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from tidegate.core.errors import NotFound, SettingsError
+from tidegate.bench.behaviour import Behaviour
+from tidegate.bench.script import Request
+from tidegate.bench.scripted import Scripted
+from tidegate.core.errors import EngineNotAdmitted, NotFound, SettingsError
+from tidegate.engines import fleet as fleet_module
 from tidegate.engines.fleet import Fleet
 from tidegate.engines.settings import EngineSettings
+
+from .conftest import BOUND_S, until
 
 URL = "http://127.0.0.1:1"
 
@@ -39,17 +50,24 @@ def test_an_unknown_model_names_the_known_ones() -> None:
         Fleet({}).find(None)
 
 
-def test_a_model_has_one_engine() -> None:
-    """Two engines for one model name are a mistake in the settings."""
-    with pytest.raises(SettingsError, match=r"engine 'a' and by engine 'b'"):
-        Fleet({"a": section(), "b": section()})
+async def test_a_model_may_have_several_engines() -> None:
+    """The first of the settings is asked, and all are named, each with its own name for the model."""
+    fleet = Fleet({"a": section(models={"small": "acme/small"}), "b": section(models=["small", "large"])})
+    assert [(engine.name, own) for engine, own in fleet.instances("small")] == [("a", "acme/small"), ("b", "small")]
+    assert [engine.name for engine, _ in fleet.instances(None)] == ["a", "b"]
+    assert fleet.find("small")[0].name == "a"
+    assert fleet.models() == ["small", "large"]
+    with pytest.raises(NotFound):
+        fleet.instances("none")
+    await fleet.close()
 
 
 def test_an_unknown_adapter_names_the_known_ones() -> None:
     """The error lists the adapters there are."""
     with pytest.raises(SettingsError) as caught:
         Fleet({"a": section(adapter="openia")})
-    assert caught.value.hint == "Did you mean 'openai'? Known: llama_cpp, openai, scripted."
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("Did you mean 'openai'? Known: llama_cpp, openai, ")
 
 
 def test_an_unreadable_ca_file() -> None:
@@ -96,3 +114,150 @@ def test_paths(url: str, chat: str, root: str) -> None:
     engine = OpenAIHttp("a", section(url=url))
     assert engine._heads["chat"].startswith(b"POST %b HTTP/1.1\r\nHost: h" % chat.encode())
     assert engine.root == root
+
+
+# -- members that failed a check --
+
+
+class Deaf(Behaviour):
+    """Does not obey stop strings."""
+
+    def apply(self, request: Request, body: dict[str, Any]) -> Request:
+        return super().apply(request, {key: value for key, value in body.items() if key != "stop"})
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks often, and checks again soon."""
+    monkeypatch.setattr(fleet_module, "UP_S", 0.02)
+    monkeypatch.setattr(fleet_module, "DOWN_S", 0.02)
+    monkeypatch.setattr(fleet_module, "AGAIN_S", 0.1)
+
+
+@asynccontextmanager
+async def watched(server: Scripted, **more: Any) -> AsyncIterator[Fleet]:
+    """A fleet of one engine, watched as the gateway does."""
+    fleet = Fleet({"a": section(adapter="scripted", url=server.url, models=["scripted"], **more)})
+    task = asyncio.get_running_loop().create_task(fleet.watch())
+    try:
+        yield fleet
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await fleet.close()
+
+
+async def test_an_engine_that_passes_is_admitted(server: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+    """It is used before, for want of a proof, and after; the log says so once."""
+    caplog.set_level(logging.INFO, "tidegate.engines.fleet")
+    async with watched(server) as fleet:
+        assert fleet.find("scripted")[0].name == "a"
+        assert fleet.figures()["a"] == {"admitted": True, "conformance": "unknown"}
+        await until(lambda: fleet.members["a"].state == "passed")
+        assert fleet.find("scripted")[0].name == "a"
+        figures = fleet.figures()["a"]
+        assert (figures["admitted"], figures["conformance"], "checks_failed" in figures) == (True, "passed", False)
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["engine 'a' is admitted"]
+
+
+async def test_an_engine_that_fails_a_must_is_not_used(server: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+    """Requests for its model are refused with the check that failed and the way out; figures and log name it too."""
+    server.behaviour = Deaf()
+    async with watched(server) as fleet:
+        await until(lambda: fleet.members["a"].state == "failed")
+        with pytest.raises(EngineNotAdmitted, match="'a' failed the check stop: stop string ") as caught:
+            fleet.find("scripted")
+        with pytest.raises(EngineNotAdmitted):
+            fleet.find(None)
+        with pytest.raises(EngineNotAdmitted):
+            fleet.instances("scripted")
+        assert (caught.value.public_code, caught.value.http_status) == ("engine_not_admitted", 503)
+        assert "tidegate check http://" in str(caught.value.hint)
+        figures = fleet.figures()["a"]
+        assert figures["admitted"] is False
+        assert list(figures["checks_failed"]) == ["stop"]
+        assert fleet.models() == ["scripted"], "what is configured is shown"
+    assert "failed the check stop" in caplog.text
+
+
+async def test_an_engine_that_was_repaired_is_used_again(server: Scripted) -> None:
+    """It is checked again after a while."""
+    server.behaviour = Deaf()
+    async with watched(server) as fleet:
+        await until(lambda: fleet.members["a"].state == "failed")
+        server.behaviour = Behaviour()
+        await until(lambda: fleet.members["a"].state == "passed")
+        assert fleet.find("scripted")[0].name == "a"
+
+
+async def test_an_engine_that_comes_back_is_checked_again(server: Scripted) -> None:
+    """It may have come back as another one."""
+    async with watched(server) as fleet:
+        member = fleet.members["a"]
+        await until(lambda: member.state == "passed")
+        await server.close()
+        await until(lambda: member.up is False)
+        assert fleet.find("scripted")[0].name == "a", "a request says best that nobody answers"
+        again = Scripted(behaviour=Deaf())
+        await again.listen(server.host, server.port)
+        try:
+            await until(lambda: member.state == "failed")
+        finally:
+            await again.close()
+
+
+async def test_another_engine_of_the_model_takes_over(server: Scripted) -> None:
+    """The model's requests go to the member that passed; one that is down comes last."""
+    deaf = Scripted(behaviour=Deaf())
+    await deaf.listen("127.0.0.1", 0)
+    fleet = Fleet({
+        "down": section(models=["scripted"]),
+        "deaf": section(adapter="scripted", url=deaf.url, models=["scripted"]),
+        "good": section(adapter="scripted", url=server.url, models=["scripted"]),
+    })
+    task = asyncio.get_running_loop().create_task(fleet.watch())
+    try:
+        await until(lambda: fleet.members["deaf"].state == "failed" and fleet.members["down"].up is False)
+        assert [engine.name for engine, _ in fleet.instances("scripted")] == ["good", "down"]
+        assert fleet.find("scripted")[0].name == "good"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await fleet.close()
+        await deaf.close()
+
+
+async def test_a_warning_is_only_shown(server: Scripted) -> None:
+    """conformance = "warn": it failed, and it is used."""
+    server.behaviour = Deaf()
+    async with watched(server, conformance="warn") as fleet:
+        await until(lambda: fleet.members["a"].state == "failed")
+        assert fleet.find("scripted")[0].name == "a"
+        figures = fleet.figures()["a"]
+        assert (figures["admitted"], figures["conformance"], list(figures["checks_failed"])) == (True, "failed", ["stop"])
+
+
+async def test_no_checks(server: Scripted) -> None:
+    """conformance = "off": the engine is asked nothing."""
+    fleet = Fleet({"a": section(adapter="scripted", url=server.url, models=["scripted"], conformance="off")})
+    async with asyncio.timeout(BOUND_S):
+        await fleet.watch()  # there is nothing to watch
+    assert (server.accepted, fleet.figures()["a"]) == (0, {"admitted": True, "conformance": "off"})
+    await fleet.close()
+
+
+async def test_a_check_that_fails_once_has_not_failed(server: Scripted) -> None:
+    """An engine that restarts in the middle of a check is not ill: what fails must fail twice."""
+
+    class Once(Deaf):
+        def apply(self, request: Request, body: dict[str, Any]) -> Request:
+            if "stop" in body:
+                server.behaviour = Behaviour()
+            return super().apply(request, body)
+
+    server.behaviour = Once()
+    fleet = Fleet({"a": section(adapter="scripted", url=server.url, models=["scripted"])})
+    assert await fleet.check(fleet.members["a"])
+    assert fleet.members["a"].state == "passed"
+    await fleet.close()

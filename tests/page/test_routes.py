@@ -120,6 +120,14 @@ async def test_over_https_the_cookie_is_secure(nobody: httpx.AsyncClient, header
     assert answer.headers["set-cookie"].endswith("; Secure")
 
 
+async def test_an_engine_that_is_not_admitted_is_shown(house: House, admin: httpx.AsyncClient) -> None:
+    """Up, but not used: the figure says so, and names it."""
+    house.health["engines"] = {"good": {"up": True, "admitted": True}, "odd": {"up": True, "admitted": False}}
+    page = (await admin.get("/")).text
+    assert "not admitted" in page
+    assert ">odd<" in page.replace("\n", "").replace(" ", "")
+
+
 async def test_the_reasons_of_bad_health_are_told(house: House, admin: httpx.AsyncClient) -> None:
     """A sentence each, with what to do."""
     house.health |= {"status": "degraded", "why": ["The database does not answer: start it, or correct `store.dsn`."]}

@@ -22,6 +22,7 @@ WELL: dict[str, Any] = {
     "embedder": {"up": True},
     "spool": {"bytes": 10, "max_bytes": 1000, "near": False, "lost": 0, "rejected": 0, "last_drain_error": None},
 }
+REFUSED = {"up": True, "admitted": False, "conformance": "failed", "checks_failed": {"stop": "it is in the answer."}}
 
 
 def told(figures: dict[str, Any] | None = None, newest: list[FlightRecord] | None = None, ring_limit: int = 512) -> dict[str, Any]:
@@ -41,6 +42,10 @@ def test_all_well_is_ok_and_still_gives_the_figures() -> None:
     [
         ({"engines": {"local": {"up": False, "why": "connection refused"}}}, "down", "connection refused"),
         ({"engines": {"a": {"up": True}, "b": {"up": False}}}, "degraded", "engines.b.url"),
+        ({"engines": {"a": REFUSED}}, "down", "'a' failed the check stop (it is in the answer). It is not used"),
+        ({"engines": {"a": REFUSED, "b": {"up": True}}}, "degraded", "engines.a.conformance"),
+        ({"engines": {"a": REFUSED, "b": {"up": False}}}, "down", "engine_not_admitted"),
+        ({"engines": {"a": REFUSED | {"admitted": True}}}, "degraded", "used all the same"),
         ({"database": {"up": False, "why": "no route"}}, "degraded", "store.dsn"),
         ({"database": {"up": True, "round_trip_ms": 900.0}}, "degraded", "900 ms"),
         ({"embedder": {"up": False}}, "degraded", "searched"),

@@ -83,7 +83,7 @@ def checks(*, quick: bool = False) -> dict[str, Check]:
 async def run_checks(
     probe: Probe, target: str, *, quick: bool = False, limit_s: float | None = None, progress: Callable[[Step], None] | None = None
 ) -> Report:
-    """Run the checks, one after the other. Raises EngineDown where the engine cannot be reached at all.
+    """Run the checks, one after the other. Raises EngineDown where the engine cannot be reached at all, SettingsError where it refuses the key.
 
     `limit_s`: how long all may take; None: `USUAL_S`, or the time that the engine's own speed makes of it, up to `SLOW_S`. What would not fit is
     not proven.
@@ -114,10 +114,14 @@ async def _measure(probe: Probe, *, quick: bool) -> None:
     """The first answers, whose speed the estimate rests on. What is wrong with them is for the checks to say, but for an engine that is not there."""
     try:
         async with asyncio.timeout(max(probe.left_s(), 0.01)):
-            await probe.short()
+            short = await probe.short()
+            if short.status in (401, 403):
+                raise SettingsError(
+                    f"The engine refuses the key ({short.why}).", hint="Give one with --api-key-env VARIABLE, or api_key in [engines.NAME]."
+                )
             if not quick:
                 await probe.pace()
-    except EngineDown:
+    except (EngineDown, SettingsError):
         raise
     except Exception:  # noqa: BLE001 - an engine under test may answer anything; the checks that ask for the same say what
         return
@@ -166,6 +170,8 @@ async def check_url(
     """`tidegate check URL`. Raises SettingsError and BadRequest for what was asked wrongly, EngineDown where nobody answers."""
     vocabulary = read_vocabulary(tokenizer) if tokenizer is not None else None
     vectors = read_vectors(tokenizer) if tokenizer is not None else []
+    if adapter is not None:
+        load(_ADAPTERS, adapter)  # a name that is none is said before anybody is asked
     adapter = adapter or await detect(url, api_key)
     model = model or await _first_model(url, api_key, adapter)
     engine = _engine(adapter, url, model, api_key, chat_template)

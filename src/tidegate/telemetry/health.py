@@ -79,18 +79,23 @@ def _ended_ns(record: FlightRecord) -> int:
 # -- the judges: from figures to findings --
 
 
+_NOT_USED = "It is not used: requests for a model that it alone serves end with engine_not_admitted"
+
+
 def _engines(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
     engines: Mapping[str, Mapping[str, Any]] = figures.get("engines", {})
     down = {name: engine for name, engine in engines.items() if not engine.get("up")}
-    refused = {name: engine for name, engine in engines.items() if engine.get("admitted") is False}
-    how_bad = "down" if engines and len(down.keys() | refused.keys()) == len(engines) else "degraded"
+    refused = {name for name, engine in engines.items() if engine.get("admitted") is False}
+    how_bad = "down" if engines and len(down.keys() | refused) == len(engines) else "degraded"
+    failed = {name: engine for name, engine in engines.items() if engine.get("conformance") == "failed"}
     return [
         (
-            how_bad,
-            f"Engine {name!r} failed {_checks(engine)}. It is not used: requests for a model that it alone serves end with engine_not_admitted. "
+            how_bad if name in refused else "degraded",
+            f"Engine {name!r} failed {_checks(engine)}. "
+            f"{_NOT_USED if name in refused else 'It is used all the same'}. "
             f"`tidegate check` shows all checks; engines.{name}.conformance says what a failure means.",
         )
-        for name, engine in refused.items()
+        for name, engine in failed.items()
     ] + [
         (
             how_bad,
