@@ -1,12 +1,12 @@
 # `make up` starts everything on this machine; `make test` runs what continuous integration runs; `make` alone prints this list.
 .DEFAULT_GOAL := help
-.PHONY: help up test check docs wheel clean
+.PHONY: help up test test-engines check docs wheel clean
 
 # Passed on to the command, for example: make up ARGS="--port 9000"; make test ARGS="-k flight"
 ARGS ?=
 
 help:
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
 
 # `exec`, so that a signal to make reaches tidegate itself and nothing stands between.
 up: ## install what is missing, start database, engine, embedder and gateway, print a key and a curl line
@@ -16,6 +16,10 @@ up: ## install what is missing, start database, engine, embedder and gateway, pr
 test: ## install what is missing and run everything that continuous integration runs
 	@scripts/setup.sh test
 	@scripts/test.sh $(ARGS)
+
+test-engines: ## run the engine contract against a real vLLM and a real Triton; the first time it fetches 4 GB
+	@scripts/setup.sh test
+	@scripts/test-engines.sh $(ARGS)
 
 check: ## the quick half of `make test`: lint, types, import rules
 	@scripts/setup.sh test
