@@ -41,6 +41,8 @@ _CALLERS_OWN = (
 
 def refusal(label: str, status: int, headers: Mapping[bytes, bytes], body: bytes) -> TidegateError:
     """The error for an answer with this status: a redirect, our key refused, a prompt too long, or the engine's own words passed on."""
+    if not 300 <= status <= 599:
+        return EngineError(f"{label} answers with a status that is none ({status}).", hint="Is url of this engine the address of an HTTP server?")
     if status < 400:
         target = headers.get(b"location", b"").decode("latin-1")[:200]
         return EngineError(

@@ -250,7 +250,8 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._whole:
-                self._fail(EngineError(f"{self.pool.label} does not speak HTTP/1.1 as it should: {error}.", hint=_NOT_HTTP_HINT))
+                why = "it switches to another protocol" if isinstance(error, httptools.HttpParserUpgrade) else str(error)
+                self._fail(EngineError(f"{self.pool.label} does not speak HTTP/1.1 as it should: {why}.", hint=_NOT_HTTP_HINT))
                 return
             self._overrun = True
         if self._whole:
@@ -282,27 +283,31 @@ class Connection(asyncio.Protocol):
             self._overrun = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.reply is not None:
-            self.reply.headers[name.lower()] = value
+        reply = self.reply
+        if reply is not None and not reply.head_ns:  # what comes behind the body tells nothing about it any more
+            reply.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         reply = self.reply
         if reply is None or self._whole:
             return
         status = self._parser.get_status_code()
-        if status < 200:
+        if 100 <= status < 200:
             self._interim = True
             reply.headers.clear()
             return
         reply.status = status
         reply.head_ns = self._now_ns
         headers = reply.headers
-        self._until_eof = b"content-length" not in headers and b"transfer-encoding" not in headers
+        coding = headers.get(b"transfer-encoding")
+        self._until_eof = coding is None and b"content-length" not in headers
+        if coding is not None and coding != b"chunked" and coding.lower() != b"chunked":
+            headers.setdefault(b"content-encoding", coding)  # compressed on the way, which is no better
         self._barren = 0
 
     def on_body(self, data: bytes) -> None:
         reply = self.reply
-        if reply is not None and not self._whole:
+        if reply is not None and not self._whole and not self._interim:
             self._barren = 0
             reply.pieces.append((self._now_ns, data))
             reply._size += len(data)
