@@ -16,8 +16,8 @@ The model `words` is decoupled: each response carries one word. Inputs, all but 
 temperature, seed, stop_words. Outputs: text_output, finish_reason, num_input_tokens, num_output_tokens.
 The model `plain` takes text_input alone and gives text_output in one piece, without streaming.
 
-The answer to a prompt is the words of WORDS over and over, from where the prompt's answer so far ends: what follows the last line that ends
-in "assistant" (ChatML) is counted in words, so that an answer that is continued from a prefix is the answer that would have come. Orders in
+The answer to a prompt is the words of WORDS over and over, from where the prompt's answer so far ends: what follows the last
+"<|im_start|>assistant" line. So an answer that is continued from a prefix is the answer that would have come. Orders in
 the prompt, the last of each kind counts, as of the scripted engine: ##n=16,i=0,t=0,m=none,k=8## with n: words; i, t: ms between words and
 before the first; m: none, error (after k words), stall (ten minutes of silence after k words), empty, crash_in (an error before any word),
 utf8_split (each word's bytes in two responses), context (says that the prompt is too long).
@@ -72,10 +72,12 @@ def orders_in(prompt: str) -> dict[str, str]:
     return orders
 
 
-def said_before(prompt: str) -> int:
-    """Words of the answer that the prompt already holds."""
+def words_left(prompt: str, count: int) -> tuple[int, list[str]]:
+    """The number of the first word that is left to say, and the words: of the answer the prompt may already hold a beginning."""
+    whole = "".join(f" {WORDS[number % len(WORDS)]}" for number in range(count))
     _, mark, said = prompt.rpartition("<|im_start|>assistant\n")
-    return len(said.split()) if mark else 0
+    said = said if mark and whole.startswith(said) else ""
+    return said.count(" "), re.findall(r" ?[^ ]+", whole[len(said) :])
 
 
 class Figures:
@@ -111,26 +113,28 @@ async def answer(prompt: str, max_tokens: int | None, stops: list[str], figures:
         if fault == "empty":
             yield b"", 0, "stop"
             return
-        given = ""
-        before = said_before(prompt)
-        for number in range(before, count):
+        given, sent = "", 0
+        holds = max([1, *(len(stop) for stop in stops)]) - 1  # of a stop string the beginning may be there already
+        before, left = words_left(prompt, count)
+        if not left:
+            yield b"", 0, "stop"
+        for number, word in enumerate(left, before):
             if number > before and pause_s:
                 await asyncio.sleep(pause_s)
             if number == at_word and fault == "error":
                 raise ValueError("the model was told to fail after some words")
             if number == at_word and fault == "stall":
                 await asyncio.sleep(600)
-            word = " " + WORDS[number % len(WORDS)]
             given += word
             figures.add(words=1)
-            last = number == count - 1
+            last = number - before == len(left) - 1
             cut = min((given.index(stop) for stop in stops if stop and stop in given), default=-1)
             end = "stop" if last or cut >= 0 else ""
-            if cut >= 0:
-                word = word[: max(0, cut - (len(given) - len(word)))]
+            upto = cut if cut >= 0 else len(given) if end else max(sent, len(given) - holds)
             if not end and max_tokens is not None and number - before + 1 >= max_tokens:
-                end = "length"
-            data = word.encode()
+                end, upto = "length", len(given)
+            data = given[sent:upto].encode()
+            sent = max(sent, upto)
             if fault == "utf8_split" and len(data) > 2:
                 yield data[:-1], 0, ""
                 data = data[-1:]

@@ -35,7 +35,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 _ALWAYS: dict[str, Any] = {
     "stream": True, "streaming": True, "exclude_input_in_output": True,
     "return_finish_reason": True, "return_num_input_tokens": True, "return_num_output_tokens": True,
-    # TensorRT-LLM's ensembles want these though they may be empty
+    # some of TensorRT-LLM's ensembles want these though they may be empty; where they are optional they are left out
     "bad_words": "", "stop_words": "", "INPUT_2": "", "INPUT_3": "",
 }  # fmt: skip
 #: vLLM's backend takes these as JSON in one tensor.
@@ -103,7 +103,10 @@ class TritonModel:
             if name_ is not None:
                 self.fields[field] = self.inputs[name_]
         self.sampling = self.inputs.get(_SAMPLING)
-        self.always = {name: value for name, value in _ALWAYS.items() if name in self.inputs and name != prompt.name}
+        self.always = {
+            name: value for name, value in _ALWAYS.items()
+            if name in self.inputs and name != prompt.name and (value != "" or not self.inputs[name].optional)
+        }  # fmt: skip
         filled = {prompt.name, _SAMPLING, *self.always, *(tensor.name for tensor in self.fields.values())}
         unfilled = sorted(tensor.name for tensor in inputs if not tensor.optional and tensor.name not in filled)
         if unfilled:

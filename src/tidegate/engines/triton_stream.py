@@ -32,15 +32,16 @@ class TritonStream:
     """
 
     __slots__ = (
-        "_answer_tokens", "_call", "_client", "_deadline_ns", "_decode", "_ended", "_events", "_failure", "_finish", "_first", "_flight", "_idle_ns",
-        "_label", "_loop", "_max_tokens", "_model", "_prompt_bytes", "_prompt_tokens", "_text_bytes", "_timer",
+        "_aborted", "_answer_tokens", "_call", "_client", "_continues", "_deadline_ns", "_decode", "_ended", "_events", "_failure", "_finish",
+        "_first", "_flight", "_idle_ns", "_label", "_loop", "_max_tokens", "_model", "_prompt_bytes", "_prompt_tokens", "_text_bytes", "_timer",
     )  # fmt: skip
 
     def __init__(
         self, client: TritonClient, call: Any, first: tuple[Any, int], model: TritonModel, flight: Flight, patience: Patience, *,
-        prompt_bytes: int, max_tokens: int | None,
+        prompt_bytes: int, max_tokens: int | None, continues: bool = False,
     ) -> None:  # fmt: skip
-        """`first`: the message that came first, and when. `max_tokens`: what the call was bounded to."""
+        """`first`: the message that came first, and when. `max_tokens`: what the call was bounded to. `continues`: the answer was begun before,
+        so that it may end without a word more."""
         self._client = client
         self._call = call
         self._first: tuple[Any, int] | None = first
@@ -60,7 +61,9 @@ class TritonStream:
         self._events = 0
         self._finish: End | None = None
         self._failure: TidegateError | None = None
+        self._continues = continues
         self._ended = False
+        self._aborted = False
 
     @property
     def usage(self) -> Usage:
@@ -76,8 +79,7 @@ class TritonStream:
         """Cancel the call at once. No-op after the end. Whether the model stops with it is the model's affair."""
         self._disarm()
         if not self._ended:
-            self._ended = True
-            self._failure = self._failure or EngineCut(f"The answer of {self._label} was given up on our side.")
+            self._ended = self._aborted = True
             self._call.cancel()
 
     async def relay(self, take: Take) -> None:
@@ -93,6 +95,8 @@ class TritonStream:
                 else:
                     message = await self._read()
                     at_ns = time.perf_counter_ns()
+                    if message is None:
+                        return
                 chunks: list[Chunk] = []
                 try:
                     self._take_in(message, at_ns, chunks)
@@ -113,6 +117,7 @@ class TritonStream:
     # --
 
     async def _read(self) -> Any:
+        """The next message; None where the stream was aborted meanwhile."""
         self._deadline_ns = time.perf_counter_ns() + self._idle_ns
         if self._timer is None:
             self._timer = self._loop.call_later(self._idle_ns / 1e9, self._look)
@@ -121,8 +126,12 @@ class TritonStream:
         except asyncio.CancelledError:
             # gRPC says so of a call that was cancelled here, also where it is not this task that was cancelled
             task = asyncio.current_task()
-            if self._failure is not None and not (task and task.cancelling()):
+            if task is not None and task.cancelling():
+                raise
+            if self._failure is not None:
                 raise self._failure from None
+            if self._aborted:
+                return None
             raise
         except TidegateError as error:
             self._ended = True
@@ -218,7 +227,7 @@ class TritonStream:
             bounded = self._max_tokens is not None and self._answer_tokens >= self._max_tokens
             end = "length" if bounded else "stop"
             self._flight.decide("engine_finish_missing", taken_as=end)
-        if not self._text_bytes and end == "stop":
+        if not self._text_bytes and end == "stop" and not self._continues:
             raise EngineEmpty(f"{self._label} ended its answer without saying anything.", hint="Look at the prompt and the stop strings.")
         if not usage.exact:
             self._flight.decide("usage_estimated")

@@ -108,7 +108,8 @@ class Sglang(Continuing):
         messages = guard_messages(body["messages"], self.settings.control_tokens, flight)
         fields = {name: value for name, value in body.items() if name not in ("max_tokens", "max_completion_tokens")}
         fields |= {"messages": [*messages, {"role": "assistant", "content": said.text}], "continue_final_message": True}
-        flight.decide("retokenised", said=said.tokens)
+        if said.text:
+            flight.decide("retokenised", said=said.tokens)
         sent = EngineCall("chat", call.model, fields if left is None else {**fields, "max_tokens": left})
         return await self.open(sent, flight, VllmDialect(self.label, forwards=False, continues=True))
 

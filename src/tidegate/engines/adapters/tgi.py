@@ -81,7 +81,8 @@ class Tgi(OpenAIHttp):
         prompt = await self._prompt(call, body) + said.text
         if left is None:
             left = await self._room(prompt)
-        flight.decide("retokenised", said=said.tokens)
+        if said.text:
+            flight.decide("retokenised", said=said.tokens)
         flight.lap("engine.tokenize")
         asked = {"inputs": prompt, "parameters": {**_parameters(body), "max_new_tokens": left, "details": True, "return_full_text": False}}
         return await self.open_at(f"{self.root}/generate_stream", asked, flight, Generated(self.label), prompt_bytes=len(prompt.encode()))

@@ -89,8 +89,9 @@ class Triton:
             if int(body[name]) <= said.tokens:
                 raise CannotContinue(f"The answer has {said.tokens} tokens already, and {name} is {body[name]}.", hint=f"Raise {name}.", param=name)
             body = {**body, name: int(body[name]) - said.tokens}
-        flight.decide("retokenised", tokens=said.tokens)
-        return await self._send(call.model, prompt, body, flight)
+        if said.text:
+            flight.decide("retokenised", said=said.tokens)
+        return await self._send(call.model, prompt, body, flight, continues=bool(said.text))
 
     async def figures(self) -> dict[str, Any]:
         """See `core.ports.Engine.figures`. At most FIGURES_S seconds."""
@@ -114,7 +115,7 @@ class Triton:
 
     # --
 
-    async def _send(self, name: str, prompt: str, body: dict[str, Any], flight: Flight) -> TritonStream:
+    async def _send(self, name: str, prompt: str, body: dict[str, Any], flight: Flight, *, continues: bool = False) -> TritonStream:
         flight.engine = self.name
         model = self._known.get(name)
         if model is None:
@@ -129,7 +130,7 @@ class Triton:
         bound = body.get("max_completion_tokens") or body.get("max_tokens")
         return TritonStream(
             self.client, call, (first, at_ns), model, flight, self.patience,
-            prompt_bytes=len(prompt.encode("utf-8", "replace")), max_tokens=int(bound) if bound else None,
+            prompt_bytes=len(prompt.encode("utf-8", "replace")), max_tokens=int(bound) if bound else None, continues=continues,
         )  # fmt: skip
 
     def _prompt(self, kind: str, body: dict[str, Any], flight: Flight) -> str:
