@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from tests.pipeline.test_capability import write
 
-from tidegate.core.ask import Ask, Caller, Deadline, EngineAnswer, EngineCall, Passage
+from tidegate.core.ask import Ask, Caller, Deadline, EngineAnswer, EngineCall, Passage, Said
 from tidegate.core.chunk import Chunk, Usage
-from tidegate.core.errors import DeadlineExceeded, EngineCut, EngineStalled, OutputInvalid
+from tidegate.core.errors import CannotContinue, DeadlineExceeded, EngineCut, EngineStalled, OutputInvalid
 from tidegate.core.flight import Flight
+from tidegate.core.ports import Engine, EngineStream
 from tidegate.pipeline.capability import load
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.runner import Step, run
@@ -68,8 +69,14 @@ class FakeEngine:
 
     async def close(self) -> None: ...
 
+    async def continue_from(self, call: EngineCall, said: Said, flight: Flight, *, forbid: str = "") -> EngineStream:
+        raise CannotContinue("This engine cannot go on.")
+
     def find(self, model: str | None) -> tuple[FakeEngine, str]:
         return self, model or "default"
+
+    def instances(self, model: str | None) -> list[tuple[Engine, str]]:
+        return [(self, model or "default")]
 
 
 def text(*pieces: str) -> list[list[Chunk]]:
@@ -114,7 +121,8 @@ async def test_a_cut_aborts_the_engine_and_books_an_estimate() -> None:
         await generate.GenerateStage(FakeEngine(stream), first_token_s=5)(ask)
     assert stream.aborted
     assert ask.flight.usage == Usage(7, 2, exact=False)
-    assert [part for part, _ in ask.flight.laps] == ["engine.first_token", "stream"], "the stream owns the time until it broke"
+    laps = [part for part, _ in ask.flight.laps]
+    assert laps == ["engine.first_token", "stream", "engine.continue"], "the stream owns the time until it broke"
 
 
 async def test_a_cancel_aborts_the_engine_and_books() -> None:

@@ -173,13 +173,13 @@ class Scan:
     """
 
     __slots__ = (
-        "_alive", "_base", "_calm", "_end", "_fed", "_marks", "_open", "_open_len", "_pending", "_shift", "_spans", "_terms", "_unseen",
-        "free", "keep_all", "window",
+        "_alive", "_base", "_calm", "_end", "_fed", "_marks", "_open", "_open_len", "_pending", "_shift", "_spans", "_unseen",
+        "free", "keep_all", "terms", "window",
     )  # fmt: skip
 
     def __init__(self, terms: Terms, at: int = 0) -> None:
         """`at`: the number of the first character that will be fed."""
-        self._terms = terms
+        self.terms = terms
         self.window = ""  # the normal form from `_base` on
         self._base = 0
         self._end = 0
@@ -198,7 +198,7 @@ class Scan:
 
     def feed(self, text: str) -> Hit | None:
         """The next piece of the text. Returns the hit, if that is what it leads to; then `free` ends where the hit begins."""
-        terms = self._terms
+        terms = self.terms
         if self._calm and len(text) > 1 and text.isascii():
             # A word of plain letters, with or without a blank before it, or the rest of one: most of what is ever fed.
             begin = -2
@@ -230,7 +230,7 @@ class Scan:
         return self._feed(text) if text else None
 
     def _feed(self, text: str) -> Hit | None:
-        terms = self._terms
+        terms = self.terms
         end, fed = self._end, self._fed
         if terms.exact:
             norm = text
@@ -272,7 +272,7 @@ class Scan:
         """The text ends here: a term at its very end is a hit, and all that was held is free."""
         for hit in sorted(self._pending):
             before = hit.start - self._base - 1
-            if not (self._terms.flags[hit.term] & 1 and before >= 0 and _is_word(self.window[before])):
+            if not (self.terms.flags[hit.term] & 1 and before >= 0 and _is_word(self.window[before])):
                 return self._hit(hit)
         self.free = self._fed
         return None
@@ -359,7 +359,7 @@ class Scan:
 
     def _walk(self, old: int, tail: int) -> Hit | None:
         """From each place where a term has begun or may begin: does it end here, does it live on?"""
-        window, base, roads = self.window, self._base, self._terms.roads
+        window, base, roads = self.window, self._base, self.terms.roads
         until = tail
         if self._marks:  # more marks may change those that are there: whatever may follow the letter is live
             until -= max(0, self._open_len - len(look_up(self._open[0])[0]))
@@ -387,7 +387,7 @@ class Scan:
         return None if best is None else self._hit(best)
 
     def _judge(self, hit: Hit) -> Hit | None:
-        if self._terms.exact:
+        if self.terms.exact:
             return hit
         if hit.end == self._end:
             self._pending.append(hit)
@@ -397,7 +397,7 @@ class Scan:
     def _ends(self, hit: Hit) -> bool:
         """Whether a term that ended before what is there now ends as a term does, its beginning judged likewise."""
         after = self.window[hit.end - self._base]
-        flags = self._terms.flags[hit.term]
+        flags = self.terms.flags[hit.term]
         if extends(after) or (flags & 2 and _is_word(after)):
             return False
         before = hit.start - self._base - 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 
 from tidegate.core.ask import Ask, EngineCall
 from tidegate.core.chunk import Chunk
 from tidegate.core.errors import EngineStalled
-from tidegate.core.ports import Engine, EngineAnswer, EngineStream, Stage
+from tidegate.core.ports import Engine, EngineAnswer, Stage
 from tidegate.pipeline.capability import Capability
+from tidegate.pipeline.control import Control
+from tidegate.pipeline.legs import Legs
 from tidegate.pipeline.parts import Engines, Parts
 
 #: The public name of the first model of the first engine.
@@ -21,81 +22,61 @@ class GenerateStage:
 
     name = "generate"
 
-    def __init__(self, engines: Engines, *, holds: bool = False, first_token_s: float | None = None) -> None:
+    def __init__(
+        self, engines: Engines, *, holds: bool = False, first_token_s: float | None = None, control: Control | None = None, max_resumes: int = 2
+    ) -> None:
+        """`control`: what watches the answer; `max_resumes`: how often an answer that broke off may go on."""
         self._engines = engines
         self._holds = holds  # a later stage judges the whole: nothing may leave before
         self._first_token_s = first_token_s
+        self._control = control if control else None
+        self._max_resumes = max_resumes
 
     async def __call__(self, ask: Ask) -> None:
         call = ask.call
         assert call is not None, "a stage before `generate` makes the call"
-        engine, own_name = self._engines.find(None if call.model == DEFAULT else call.model)
+        public = None if call.model == DEFAULT else call.model
+        engine, own_name = self._engines.find(public)
         flight = ask.flight
         flight.model, flight.engine = own_name if call.model == DEFAULT else call.model, engine.name
         if own_name != call.model:
             call = EngineCall(call.kind, own_name, call.body)  # the caller's own bytes carry another name
         if ask.emit is None and self._first_token_s is None:
-            await self._take_whole(ask, engine, call)
+            await self._take_whole(ask, public, engine, call)
         else:
-            await self._stream(ask, engine, call)
+            await self._stream(engine, self._legs(ask, public, engine, call))
 
-    async def _take_whole(self, ask: Ask, engine: Engine, call: EngineCall) -> None:
+    def _legs(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> Legs:
+        emit = None if self._holds else ask.emit
+        return Legs(ask, self._engines, public, engine, call, emit, self._control, max_resumes=self._max_resumes)
+
+    async def _take_whole(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> None:
         flight = ask.flight
         try:
             answer: EngineAnswer = await engine.whole(call, flight)
         finally:  # also where it failed or the client left: the time until then was the engine's
             flight.lap("engine.answer")
+        if self._control is not None:
+            answer = await self._legs(ask, public, engine, call).judge(answer)
+        else:
+            ask.text.append(answer.text)
         flight.usage, flight.end = answer.usage, answer.end
-        ask.text.append(answer.text)
         ask.whole = answer
 
-    async def _stream(self, ask: Ask, engine: Engine, call: EngineCall) -> None:
-        stream: EngineStream | None = None
-        clean = False
+    async def _stream(self, engine: Engine, legs: Legs) -> None:
+        if self._first_token_s is None:
+            await legs.run()
+            return
         try:
-            if self._first_token_s is None:
-                stream = await engine.start(call, ask.flight)
-                await self._relay(ask, stream, None)
-            else:
-                async with asyncio.timeout(self._first_token_s) as budget:
-                    stream = await engine.start(call, ask.flight)
-                    await self._relay(ask, stream, budget)
-            clean = True
+            async with asyncio.timeout(self._first_token_s) as budget:
+                await legs.run(budget)
         except TimeoutError:
+            if not budget.expired():  # somebody else's time-out is not ours to rename
+                raise
             raise EngineStalled(
                 f"The engine {engine.name} gave no token within {self._first_token_s} s.",
                 hint="Raise budgets.first_token_s in capability.toml, or look at the engine's queue under /health.",
             ) from None
-        finally:
-            if not clean and stream is not None:
-                stream.abort()
-                ask.flight.usage = stream.usage
-
-    async def _relay(self, ask: Ask, stream: EngineStream, budget: asyncio.Timeout | None) -> None:
-        flight, text = ask.flight, ask.text
-        ask.running = stream
-        emit = None if self._holds else ask.emit
-
-        def take(batch: list[Chunk]) -> Awaitable[None] | None:
-            for chunk in batch:
-                if chunk.text or chunk.kind == "tool_call":
-                    if not flight.token_ns:
-                        flight.lap("engine.first_token", chunk.at_ns)
-                        if budget is not None:
-                            budget.reschedule(None)
-                    flight.token(chunk.at_ns)
-                    if chunk.kind == "text":
-                        text.append(chunk.text)
-                if chunk.usage is not None:
-                    flight.usage = chunk.usage
-                if chunk.finish is not None:
-                    flight.end = chunk.finish
-            return emit(batch) if emit is not None else None
-
-        try:
-            await stream.relay(take)
-        finally:  # also where it broke off or the client left: the time until then was the engine's
-            flight.lap("stream" if flight.token_ns else "engine.first_token")
 
 
 def estimate_prompt_tokens(call: EngineCall) -> int:

@@ -1,0 +1,413 @@
+"""One answer, told in one or more runs of engines (legs): what was said stays, and the next leg goes on from exactly there.
+
+A leg ends well, or breaks off, or is stopped: before a term that must not be said, by a trigger, or because somebody puts text in. Then the answer
+so far is cut to what is to stand, and an engine goes on from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+
+from tidegate.core.ask import Ask, Emit, EngineAnswer, EngineCall, Said
+from tidegate.core.chunk import Chunk, End, Usage
+from tidegate.core.errors import CannotContinue, EngineCut, EngineDown, EngineError, EngineStalled
+from tidegate.core.ports import Engine, EngineStream
+from tidegate.pipeline.control import Control
+from tidegate.pipeline.parts import Engines
+from tidegate.pipeline.told import Told
+from tidegate.pipeline.watch import Stop, Watch
+from tidegate.pipeline.whole import parts_of
+
+#: Triggers that may fire in one answer: a model that says the same one over and over must come to an end.
+MOST_TRIGGERS = 8
+
+
+class _Stopped(Exception):
+    """Raised by `take` to end a leg."""
+
+
+class Legs:
+    """Walks the legs of one answer. `usage` is good at any time, over all legs: the first one's prompt, and the tokens that stand."""
+
+    def __init__(
+        self, ask: Ask, engines: Engines, model: str | None, engine: Engine, call: EngineCall, emit: Emit | None, control: Control | None, *,
+        max_resumes: int,
+    ) -> None:
+        """`model`: the public name, None for the default; `engine` and `call`: who is asked first, and what."""
+        self._ask = ask
+        self._engines = engines
+        self._model = model
+        self._engine = engine
+        self._call = call
+        self._emit = emit
+        self._max_resumes = max_resumes
+        self._control = control if control else None
+        self._told = Told(None if self._control else ask.text)
+        self._watch = Watch(self._control, self._told) if self._control else None
+        self._take = self._take_watched if self._watch else self._take_plain
+        self._stream: EngineStream | None = None
+        self._budget: asyncio.Timeout | None = None
+        self._leg = 0
+        self._waits_first = True
+        self._asides = False  # reasoning or a tool call was said: nobody can go on behind that
+        self._stop: Stop | None = None
+        self._rest: Awaitable[None] | None = None
+        self._insertions: list[str] = []
+        self._resumes = self._step_backs = self._fired = 0
+        self._prompt, self._cached, self._prompt_exact = 0, 0, False  # as the first leg told it
+        self._base, self._base_exact, self._by_ids = 0, True, False  # tokens that stood when the running leg began
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far, over all legs."""
+        if self._stream is None:
+            return Usage(self._prompt, self._told.tokens, self._cached, self._prompt_exact and self._told.exact)
+        return self._sum(self._stream.usage) if self._leg else self._stream.usage
+
+    async def run(self, budget: asyncio.Timeout | None = None) -> None:
+        """Tell the answer to its end. `budget`: the time for the first token, lifted when that is there. Raises as an engine and its streams do."""
+        ask, flight = self._ask, self._ask.flight
+        self._budget = budget
+        ask.running = self
+        clean = False
+        try:
+            self._stream = await self._engine.start(self._call, flight)
+            while await self._leg_ends():
+                pass
+            clean = True
+        finally:
+            if self._stream is not None and not clean:
+                self._stream.abort()
+            if self._leg or (self._stream is not None and not clean):
+                flight.usage = self.usage
+
+    async def judge(self, answer: EngineAnswer) -> EngineAnswer:
+        """Look through a whole answer. Without a hit it is given back as it came; with one, the answer that came of it."""
+        ask, watch, told = self._ask, self._watch, self._told
+        assert watch is not None
+        ask.running = self
+        self._stream = _Whole(answer)
+        out: list[Chunk] = []
+        stop = None
+        for chunk in parts_of(answer):
+            if chunk.kind == "text":
+                told.add(chunk.text, None)
+            elif chunk.kind != "notice":
+                self._asides = True
+            stop = watch.take(chunk, out)
+            if stop is not None:
+                break
+        if stop is None:
+            ask.text.append(answer.text)
+            return answer
+        self._stop = stop
+        self._leave(out)
+        # how many tokens of the whole stand before the cut is an estimate, in proportion to its letters
+        told.spread(answer.usage.completion_tokens)
+        self._close_leg()
+        try:
+            if await self._go_on():
+                while await self._leg_ends():
+                    pass
+        finally:
+            if self._stream is not None:
+                self._stream.abort()
+        return EngineAnswer("".join(ask.text), ask.flight.end, self.usage)
+
+    def inject(self, text: str) -> None:
+        """Put text into the answer at the next token, and have the model go on behind it. May be called while `run` runs, by whoever has the Ask
+        (`ask.running`). The text counts as said by the model; it is not counted as tokens. Terms that must not be said end the answer there too.
+        """
+        self._insertions.append(text)
+
+    # -- a leg
+
+    async def _leg_ends(self) -> bool:
+        """Relay the running leg to its end, and begin the next. False: the answer is whole."""
+        stream, flight = self._stream, self._ask.flight
+        assert stream is not None
+        try:
+            try:
+                await stream.relay(self._take)
+            finally:  # also where it broke off or the client left: the time until then was the engine's
+                flight.lap("stream" if flight.token_ns and not self._waits_first else "engine.first_token")
+        except _Stopped:
+            stream.abort()
+            self._close_leg()
+            if self._rest is not None:
+                rest, self._rest = self._rest, None
+                await rest
+            return await self._go_on()
+        except (EngineCut, EngineDown, EngineStalled) as error:
+            return await self._resume(error)
+        return False
+
+    def _take_plain(self, batch: list[Chunk]) -> Awaitable[None] | None:
+        flight, told = self._ask.flight, self._told
+        for chunk in batch:
+            kind = chunk.kind
+            if chunk.text or kind == "tool_call":
+                if self._waits_first:
+                    self._first(chunk)
+                flight.token(chunk.at_ns)
+                if kind == "text":
+                    told.add(chunk.text, chunk.token_ids)
+                else:
+                    self._asides = True
+            elif chunk.token_ids:
+                told.add("", chunk.token_ids)
+            if chunk.usage is not None:
+                self._count(chunk)
+            if chunk.finish is not None:
+                flight.end = chunk.finish
+        rest = self._emit(batch) if self._emit is not None else None
+        if self._insertions:
+            self._rest = rest
+            raise _Stopped
+        return rest
+
+    def _take_watched(self, batch: list[Chunk]) -> Awaitable[None] | None:
+        flight, told, watch = self._ask.flight, self._told, self._watch
+        assert watch is not None
+        out: list[Chunk] = []
+        stop = None
+        for chunk in batch:
+            kind = chunk.kind
+            if chunk.text or kind == "tool_call":
+                if self._waits_first:
+                    self._first(chunk)
+                flight.token(chunk.at_ns)
+                if kind == "text":
+                    told.add(chunk.text, chunk.token_ids)
+                else:
+                    self._asides = True
+            elif chunk.token_ids:
+                told.add("", chunk.token_ids)
+            if chunk.usage is not None:
+                self._count(chunk)
+            stop = watch.take(chunk, out)
+            if stop is not None:
+                break
+            if chunk.finish is not None:
+                flight.end = chunk.finish
+        rest = self._leave(out)
+        if stop is not None or self._insertions:
+            self._stop = stop
+            self._rest = rest
+            raise _Stopped
+        return rest
+
+    def _first(self, chunk: Chunk) -> None:
+        self._waits_first = False
+        self._ask.flight.lap("engine.first_token", chunk.at_ns)
+        if self._budget is not None:
+            self._budget.reschedule(None)
+            self._budget = None
+
+    def _leave(self, out: list[Chunk]) -> Awaitable[None] | None:
+        """What was looked at leaves."""
+        if not out:
+            return None
+        text = self._ask.text
+        for chunk in out:
+            if chunk.kind == "text" and chunk.text:
+                text.append(chunk.text)
+        return self._emit(out) if self._emit is not None else None
+
+    async def _let(self, out: list[Chunk]) -> None:
+        rest = self._leave(out)
+        if rest is not None:
+            await rest
+
+    # -- counting
+
+    def _count(self, chunk: Chunk) -> None:
+        usage = chunk.usage
+        assert usage is not None
+        if self._leg:  # the engine tells of its own leg only
+            usage = chunk.usage = self._sum(usage)
+            chunk.raw = None
+        self._ask.flight.usage = usage
+
+    def _sum(self, usage: Usage) -> Usage:
+        """Of the running leg's own count, the count over all."""
+        if not self._prompt_exact and usage.exact and self._by_ids:  # its prompt was the first prompt and what was said
+            self._prompt, self._prompt_exact = max(0, usage.prompt_tokens - self._base), True
+        exact = self._prompt_exact and self._base_exact and usage.exact
+        return Usage(self._prompt, self._base + usage.completion_tokens, self._cached, exact, usage.reasoning_tokens)
+
+    def _close_leg(self) -> None:
+        stream = self._stream
+        assert stream is not None
+        usage = stream.usage
+        if not self._leg:
+            self._prompt, self._cached, self._prompt_exact = usage.prompt_tokens, usage.cached_tokens, usage.exact
+        else:
+            self._sum(usage)
+        self._leg += 1
+        self._stream = None
+        self._waits_first = True
+
+    def _begin_leg(self, stream: EngineStream, said: Said) -> None:
+        self._stream = stream
+        self._base, self._base_exact, self._by_ids = said.tokens, self._told.exact, said.token_ids is not None
+
+    # -- what comes after a leg
+
+    async def _resume(self, error: EngineError) -> bool:
+        told, flight = self._told, self._ask.flight
+        if not told.chars or self._asides or self._resumes >= self._max_resumes or self._ask.deadline.passed() or self._asks_logprobs():
+            raise error
+        self._resumes += 1
+        if self._stream is not None:
+            self._stream.abort()
+        self._close_leg()
+        said = told.cut(told.chars)
+        try:
+            await self._continue(said, "")
+        except EngineError as second:
+            flight.decide("resume_failed", cause=error.public_code, why=second.public_code)
+            raise error from second
+        flight.decide("resumed", cause=error.public_code, engine=self._engine.name, tokens=said.tokens, by_ids=said.token_ids is not None)
+        return True
+
+    async def _go_on(self) -> bool:
+        stop, self._stop = self._stop, None
+        if stop is None:
+            return await self._insert("".join(self._insertions))
+        if stop.trigger is not None:
+            return await self._run_trigger(stop)
+        return await self._step_back(stop)
+
+    async def _step_back(self, stop: Stop) -> bool:
+        flight, control = self._ask.flight, self._control
+        assert control is not None
+        self._note_term(stop)
+        said = self._cut(stop.chars)
+        if stop.aside or self._asides or control.on_term == "stop" or self._step_backs >= control.max_step_backs:
+            return await self._end("content_filter")
+        self._step_backs += 1
+        try:
+            await self._continue(said, stop.forbid)
+        except CannotContinue as error:
+            flight.decide("step_back_impossible", why=error.public_code, engine=self._engine.name)
+            return await self._end("content_filter")
+        return True
+
+    async def _run_trigger(self, stop: Stop) -> bool:
+        trigger = stop.trigger
+        assert trigger is not None
+        assert self._control is not None
+        flight = self._ask.flight
+        self._fired += 1
+        flight.decide("triggered", trigger=self._control.triggers.index(trigger), stage=trigger.name)
+        self._cut(stop.chars)
+        if self._fired > MOST_TRIGGERS:
+            return await self._end("stop")
+        given = await trigger.stage.give(self._ask)
+        flight.lap(trigger.name)
+        text = trigger.insert.replace("{given}", given)
+        if not trigger.goes_on:
+            return await self._say(text) and await self._end("stop")
+        return await self._insert(text)
+
+    async def _insert(self, text: str) -> bool:
+        """Text of ours, and the model goes on behind it."""
+        self._insertions.clear()
+        if not await self._say(text):
+            return False
+        self._ask.flight.decide("inserted", chars=len(text))
+        await self._continue(self._told.cut(self._told.chars), "")
+        return True
+
+    async def _say(self, text: str) -> bool:
+        """Put text into the answer. False where a term that must not be said came of it, and the answer has ended."""
+        if not text:
+            return True
+        self._told.insert(text)
+        chunk = Chunk(time.perf_counter_ns(), "text", text)
+        out = [chunk]
+        if self._watch is not None:
+            out = []
+            stop = self._watch.take(chunk, out, own=True)
+            if stop is not None:
+                await self._let(out)
+                self._note_term(stop)
+                self._cut(stop.chars)
+                return await self._end("content_filter")
+        await self._let(out)
+        return True
+
+    async def _end(self, end: End) -> bool:
+        """The answer ends here, by us. Always False."""
+        flight = self._ask.flight
+        last = Chunk(time.perf_counter_ns(), "notice", finish=end)
+        out: list[Chunk] = []
+        if self._watch is None:
+            out.append(last)
+        else:
+            while (stop := self._watch.take(last, out)) is not None:  # a term that was whole only because the text ends
+                end = "content_filter"
+                last = Chunk(last.at_ns, "notice", finish=end)
+                self._note_term(stop)
+                self._cut(stop.chars)
+        flight.end = end
+        out.append(Chunk(last.at_ns, "usage", usage=self.usage))
+        await self._let(out)
+        return False
+
+    def _cut(self, chars: int) -> Said:
+        said = self._told.cut(chars)
+        if self._watch is not None:
+            self._watch.resume()
+        return said
+
+    async def _continue(self, said: Said, forbid: str) -> None:
+        """Begin the next leg: on the same engine, else on another that serves the model. Raises what the last one said."""
+        flight = self._ask.flight
+        first: EngineError | None = None
+        others = [one for one in self._engines.instances(self._model) if one[0] is not self._engine]
+        for engine, own_name in [(self._engine, self._call.model), *others]:
+            call = self._call if own_name == self._call.model else EngineCall(self._call.kind, own_name, self._call.body)
+            try:
+                stream = await engine.continue_from(call, said, flight, forbid=forbid)
+            except EngineError as error:
+                flight.lap("engine.continue")
+                if first is None or isinstance(first, CannotContinue):
+                    first = error
+                continue
+            self._engine, self._call = engine, call
+            flight.engine = engine.name
+            self._begin_leg(stream, said)
+            return
+        assert first is not None
+        raise first
+
+    def _asks_logprobs(self) -> bool:
+        body = self._call.body
+        return bool(body.get("logprobs") or body.get("top_logprobs")) or (body.get("n") or 1) != 1
+
+    def _note_term(self, stop: Stop) -> None:
+        """The number and digest of the term, never the term."""
+        control = self._control
+        assert control is not None
+        assert control.terms is not None
+        self._ask.flight.decide(
+            "term_banned", term=stop.term, list=control.terms.sha256[:12], at=stop.chars, beside_the_answer=stop.aside,
+            said_sha256=hashlib.sha256(stop.forbid.casefold().strip().encode("utf-8", "surrogatepass")).hexdigest()[:12] if stop.forbid else None,
+        )
+
+
+class _Whole:
+    """A whole answer in the place of a stream."""
+
+    def __init__(self, answer: EngineAnswer) -> None:
+        self.usage = answer.usage
+
+    async def relay(self, take: Callable[[list[Chunk]], Awaitable[None] | None]) -> None:
+        raise AssertionError("a whole answer was taken already")
+
+    def abort(self) -> None: ...

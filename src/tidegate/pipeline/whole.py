@@ -1,0 +1,68 @@
+"""A whole answer of an engine, taken apart into the chunks that a stream of it would have had."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from tidegate.core.ask import EngineAnswer
+from tidegate.core.chunk import Chunk, ToolDelta
+
+
+class _Function(msgspec.Struct):
+    name: Any = None
+    arguments: Any = None
+
+
+class _Tool(msgspec.Struct):
+    function: _Function | None = None
+
+
+class _Message(msgspec.Struct):
+    reasoning_content: Any = None
+    reasoning: Any = None
+    tool_calls: list[_Tool] | None = None
+    function_call: _Function | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message | None = None
+
+
+class _Body(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+def parts_of(answer: EngineAnswer) -> list[Chunk]:
+    """Reasoning, text, tool calls and the end."""
+    at_ns = time.perf_counter_ns()
+    chunks: list[Chunk] = []
+    tools: list[ToolDelta] = []
+    for message in _messages(answer.raw):
+        thoughts = message.reasoning_content or message.reasoning
+        if isinstance(thoughts, str):
+            chunks.append(Chunk(at_ns, "reasoning", thoughts))
+        called = [tool.function for tool in message.tool_calls or ()] + [message.function_call]
+        for index, function in enumerate(called):
+            if function is not None:
+                tools.append(ToolDelta(index, "", str(function.name or ""), str(function.arguments or "")))
+    if answer.text:
+        chunks.append(Chunk(at_ns, "text", answer.text))
+    if tools:
+        chunks.append(Chunk(at_ns, "tool_call", tools=tools))
+    chunks.append(Chunk(at_ns, "notice", finish=answer.end))
+    return chunks
+
+
+def _messages(raw: bytes | None) -> list[_Message]:
+    if raw is None:
+        return []
+    try:
+        return [choice.message for choice in _decode(raw).choices if choice.message is not None]
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # of a shape that we do not know: its text is looked at all the same
+        return []
