@@ -184,9 +184,10 @@ def test_headers_that_cannot_be_kept_are_refused(house: House, given_headers: di
 # -- on a socket
 
 
-def test_a_message_while_a_run_is_on_cuts_it(house: House) -> None:
+@pytest.mark.parametrize("more", [{}, {"x-tidegate-barge-in": "1"}, headers("socket"), headers("socket", barge_in=True)])
+def test_a_message_while_a_run_is_on_cuts_it(house: House, more: dict[str, str]) -> None:
     """The socket is the conversation: first the older one's error, which names the newer, then the newer one's answer."""
-    with opened(house) as client:
+    with opened(house, headers=more) as client:
         client.send(json.dumps(body(CHAT, LONG)))
         client.recv(timeout=15)
         client.send(json.dumps(body(CHAT, "##n=3##")))

@@ -503,6 +503,34 @@ def test_a_message_in_pieces_is_one_message(house: House) -> None:
             found += piece
 
 
+def test_a_socket_may_follow_requests_on_its_connection(house: House) -> None:
+    """A connection that has answered a request becomes a socket; one that still owes an answer does not."""
+    handshake = (
+        f"GET {CHAT} HTTP/1.1\r\nHost: gateway\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        f"Sec-WebSocket-Key: {base64.b64encode(b'0' * 16).decode()}\r\nAuthorization: Bearer {house.keys['data']}\r\n\r\n"
+    ).encode()  # fmt: skip
+    models = f"GET /v1/models HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {house.keys['data']}\r\n\r\n".encode()
+    owes = json.dumps(body(CHAT, "##t=300,n=1##")).encode()
+    asks = f"POST {CHAT} HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer {house.keys['data']}\r\nContent-Length: {len(owes)}\r\n\r\n".encode() + owes
+    url = httpx.URL(house.url)
+    with socket.create_connection((url.host, url.port or 80), timeout=15) as connection:
+        connection.sendall(models)
+        found = b""
+        while not found.endswith(b"}\n"):
+            found += connection.recv(65536)
+        connection.sendall(handshake)
+        assert read_head(connection).startswith(b"HTTP/1.1 101")
+    with socket.create_connection((url.host, url.port or 80), timeout=15) as connection:
+        connection.sendall(asks + handshake)
+        found = b""
+        while found.count(b"HTTP/1.1 ") < 2:
+            piece = connection.recv(65536)
+            assert piece
+            found += piece
+        assert found.startswith(b"HTTP/1.1 200")
+        assert b"HTTP/1.1 101" not in found
+
+
 def test_frames_right_behind_the_handshake_are_read(house: House) -> None:
     """A client that does not wait for the handshake's answer loses nothing."""
     with knock(house) as connection:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.api.conversations import BARGE_IN, CONVERSATION
 from tidegate.api.exchange import SSE_HEADERS, Exchange, Header, House, Receive, Scope, Send, asking
 from tidegate.api.websocket_connection import SocketConnection
 from tidegate.core.errors import TidegateError
@@ -204,6 +205,8 @@ def _frame(name: bytes, data: bytes) -> bytes:
 def _headers(headers: list[Header], offered: list[str]) -> list[Header]:
     """The handshake's headers as those of each request."""
     kept = [header for header in headers if header[0] not in _OF_THE_SOCKET and not header[0].startswith(b"sec-websocket-")]
+    if not any(name == CONVERSATION for name, _ in kept):  # the socket is the conversation, and a new message always cuts
+        kept = [header for header in kept if header != (BARGE_IN, b"1")]
     kept.append((b"accept", SSE_HEADERS[0][1]))
     key = next((one.removeprefix(_KEY) for one in offered if one.startswith(_KEY)), "")
     if key and SUBPROTOCOL in offered and not any(name == b"authorization" for name, _ in kept):
