@@ -569,6 +569,16 @@ async def test_addresses_that_are_none(url: str, why: str) -> None:
         await check_url(url)
 
 
+def test_every_check_is_in_the_docs() -> None:
+    """With its level and what it proves, in the order of the report."""
+    page = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text("utf-8")
+    rows = [f"| `{name}` | {check.level} | {check.about} |" for name, check in checks().items()]
+    found = [page.find(row) for row in rows]
+    assert found == sorted(found)
+    assert -1 not in found
+    assert ", ".join(f"`{name}`" for name in checks(quick=True)) in page
+
+
 # -- which engine it is --
 
 LISTS: dict[str, dict[str, Any]] = {
