@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tidegate.bench.scripted import Scripted
-from tidegate.core.chunk import Chunk
-from tidegate.core.errors import EngineStalled
+from tidegate.core.chunk import Chunk, Usage
+from tidegate.core.errors import EngineCut, EngineRefused, EngineStalled, TidegateError
 from tidegate.core.flight import Flight
 
 from .conftest import BOUND_S, Build, ask
@@ -156,3 +156,123 @@ async def test_a_payload_on_several_lines_leaves_on_one(build: Build) -> None:
     assert len(payloads) == 5
     assert not any(b"\n" in payload for payload in payloads)
     assert "".join(chunk.text for chunk in got) == " the quick brown"
+
+
+# -- dialects over the wire
+
+
+@asynccontextmanager
+async def saying(*payloads: str, named: bool = False, done: bool = True) -> AsyncIterator[str]:
+    """An engine that answers everything with these events, in one write; `done`: its body ends."""
+    events = [(f"event: {json.loads(one).get('type', 'x')}\n" if named else "") + f"data: {one}\n\n" for one in payloads]
+    body = b"".join(b"%x\r\n%b\r\n" % (len(one.encode()), one.encode()) for one in events) + (b"0\r\n\r\n" if done else b"")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + body)
+        await reader.read()
+        writer.close()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield "http://{}:{}".format(*listening.sockets[0].getsockname()[:2])
+    finally:
+        listening.close()
+
+
+ANTHROPIC = (
+    '{"type":"message_start","message":{"id":"m","usage":{"input_tokens":3,"output_tokens":1}}}',
+    '{"type":"ping"}',
+    '{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"hi"}}',
+    '{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}}',
+    '{"type":"message_stop"}',
+)
+RESPONSES = (
+    '{"type":"response.created","response":{}}',
+    '{"type":"response.output_text.delta","delta":"hi"}',
+    '{"type":"response.completed","response":{"usage":{"input_tokens":3,"output_tokens":5}}}',
+)
+COHERE = (
+    '{"type":"message-start","delta":{}}',
+    '{"type":"content-delta","index":0,"delta":{"message":{"content":{"text":"hi"}}}}',
+    '{"type":"message-end","delta":{"finish_reason":"COMPLETE","usage":{"tokens":{"input_tokens":3,"output_tokens":5}}}}',
+)
+GEMINI = (
+    '{"candidates":[{"content":{"parts":[{"text":"hi"}]}}],"usageMetadata":{"promptTokenCount":3,"candidatesTokenCount":1}}',
+    '{"candidates":[{"finishReason":"STOP"}],"usageMetadata":{"promptTokenCount":3,"candidatesTokenCount":5}}',
+)
+
+
+async def said(build: Build, url: str, flight: Flight | None = None) -> tuple[list[Chunk], TidegateError | None]:
+    got: list[Chunk] = []
+    async with asyncio.timeout(BOUND_S):
+        try:
+            await (await build("openai", url=url).start(ask(), flight or Flight("test"))).relay(got.extend)
+        except TidegateError as error:
+            return got, error
+    return got, None
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("events", [ANTHROPIC, RESPONSES, COHERE, GEMINI], ids=["anthropic", "responses", "cohere", "gemini"])
+async def test_a_dialect_ends_with_its_own_last_word(build: Build, events: tuple[str, ...], named: bool) -> None:
+    """Nobody says [DONE] there: the last word ends the stream at once, though the body goes on, and nothing is missing."""
+    flight = Flight("test")
+    async with saying(*events, named=named, done=False) as url:
+        got, error = await said(build, url, flight)
+    assert error is None
+    assert "".join(chunk.text for chunk in got) == "hi"
+    assert [chunk.finish for chunk in got if chunk.finish] == ["stop"]
+    assert (got[-1].kind, got[-1].usage) == ("usage", Usage(3, 5))
+    assert not [what for _, what, _ in flight.decisions if what.startswith(("engine_", "usage_"))]
+
+
+@pytest.mark.parametrize("events", [ANTHROPIC[:-2], RESPONSES[:-1], COHERE[:-1], GEMINI[:-1]], ids=["anthropic", "responses", "cohere", "gemini"])
+async def test_a_dialect_that_does_not_say_how_it_ended_was_cut(build: Build, events: tuple[str, ...]) -> None:
+    """A body that ends well before the dialect's last word is a cut, after the text that came."""
+    async with saying(*events) as url:
+        got, error = await said(build, url)
+    assert isinstance(error, EngineCut)
+    assert "".join(chunk.text for chunk in got) == "hi"
+
+
+async def test_an_end_without_figures_ends_with_the_body(build: Build) -> None:
+    """Gemini's finish without figures may be followed by them: the body's end is the end, and the count is an estimate."""
+    flight = Flight("test")
+    async with saying(GEMINI[0], '{"candidates":[{"finishReason":"STOP","content":{"parts":[{"text":"!"}]}}]}') as url:
+        got, error = await said(build, url, flight)
+    assert error is None
+    assert [chunk.finish for chunk in got if chunk.finish] == ["stop"]
+    assert got[-1].usage == Usage(3, 2, exact=False)
+    assert [what for _, what, _ in flight.decisions] == ["usage_estimated"]
+
+
+async def test_an_error_of_a_dialect_comes_after_its_text(build: Build) -> None:
+    """An error event, by its name or by its type, keeps its status and when to come back."""
+    broken = '{"type":"error","error":{"type":"rate_limit_error","message":"slow down","retry_after":7}}'
+    for named in (False, True):
+        async with saying(*ANTHROPIC[:3], broken, named=named) as url:
+            got, error = await said(build, url)
+        assert "".join(chunk.text for chunk in got) == "hi"
+        assert isinstance(error, EngineRefused)
+        assert (error.http_status, error.public_code, error.retry_after_s) == (429, "rate_limit_error", 7.0)
+
+
+async def test_a_cut_after_n_tokens_counts_n(build: Build) -> None:
+    """Where the engine had no time to tell, a token an event is booked, marked as an estimate; token ids and figures make it exact."""
+    async with asyncio.timeout(BOUND_S):
+        stream = await build("openai").start(ask("##n=20,k=7,m=cut##"), Flight("test"))
+        with pytest.raises(EngineCut):
+            await stream.relay(lambda batch: None)
+    assert (stream.usage.completion_tokens, stream.usage.exact) == (7, False)
+
+
+async def test_half_a_surrogate_pair_is_noted(build: Build) -> None:
+    """Half a pair is replaced, and the flight says so."""
+    flight = Flight("test")
+    text = '{"choices":[{"index":0,"delta":{"content":"a\\ud83d"}}]}'
+    async with saying(text, '{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}') as url:
+        got, error = await said(build, url, flight)
+    assert error is None
+    assert "".join(chunk.text for chunk in got) == "a\ufffd"
+    assert "engine_surrogates_replaced" in [what for _, what, _ in flight.decisions]

@@ -291,7 +291,7 @@ async def both_ways(answer: bytes) -> AsyncIterator[tuple[Reply, Wire]]:
         (b"\0\xff\xfe", "Expected HTTP/"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 5000, "head of more than"),
         (b"HTTP/1.1 103 Early Hints\r\n" + b"link: x\r\n" * 9000, "head of more than"),
-        (CHUNKED + b"2;" + b"x" * 70_000, "head of more than"),
+        (CHUNKED + b"2;" + b"x" * 90_000, "head of more than"),
         (CHUNKED + b"2\r\nhi\r\n0\r\n" + b"x: y\r\n" * 20_000, "head of more than"),
     ],
 )
