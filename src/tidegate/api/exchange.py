@@ -6,24 +6,26 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tidegate import __version__
 from tidegate.api.auth import KeyRing, need_data, no_key, presented_key
-from tidegate.api.coalesce import coalesce
-from tidegate.api.connection import COMMENT, CONTINUE, Connection
+from tidegate.api.client import SSE_HEADERS as SSE_HEADERS
+from tidegate.api.client import Client, Room
+from tidegate.api.client import Header as Header
+from tidegate.api.client import Receive as Receive
+from tidegate.api.client import Send as Send
 from tidegate.api.conversations import Conversations, Key, named_conversation
 from tidegate.api.errors import error_body, error_bytes, error_headers
 from tidegate.api.events import usage_fields
 from tidegate.api.page.session import same_origin, session_caller
 from tidegate.api.replay import KeptStream, KeptStreams, Reader
-from tidegate.api.response import cycle_of, write_head, write_last, write_piece, write_whole
+from tidegate.api.response import write_last, write_piece, write_whole
 from tidegate.api.settings import LeavePolicy, StreamSettings
 from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.chunk import CLEAN_ENDS, End
@@ -48,9 +50,6 @@ from tidegate.core.ports import FlightSink, KeptText
 log = logging.getLogger(__name__)
 
 Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-Header = tuple[bytes, bytes]
 Seal = Callable[[str, dict[str, Any]], bytes]
 
 #: Characters of a name that a caller made up (a path, a model) that a flight keeps: flights wait in memory by the hundred.
@@ -59,14 +58,7 @@ MOST_NAME_CHARS = 200
 LOOK_S = 0.25
 WAITING = b": waiting for the engine\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-#: Bytes that uvicorn lets wait for a client before it says that the client is slow.
-BUFFER_BYTES = 65_536
 JSON_TYPE: Header = (b"content-type", b"application/json")
-SSE_HEADERS: list[Header] = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 _ENDS: list[tuple[type[TidegateError], End]] = [
     (ClientGone, "client_gone"), (ResumedElsewhere, "client_gone"),
     (EngineCut, "cut"), (EngineStalled, "stalled"), (EngineEmpty, "empty"), (EngineError, "error"),
@@ -111,29 +103,23 @@ class House:
         self.kept.look(asyncio.get_running_loop().time())
 
 
-class Exchange:
+class Exchange(Client):
     """`flight` begins when the request's head was read. Routes call `body`, `caller`, then answer once by `json` or `start_stream` and on."""
 
     __slots__ = (
-        "_connection", "_conversation", "_cycle", "_drained_at", "_fast", "_held", "_held_bytes", "_receive", "_send", "_since_ns", "_task",
-        "_unread", "ask", "done", "drain_tokens", "expired", "flight", "gone", "house", "kept", "on_socket", "opening", "path", "reader", "scope",
-        "started", "status", "superseded_by", "wrote",
+        "_conversation", "_drained_at", "_fast", "_task", "ask", "done", "drain_tokens", "expired", "house", "kept", "on_socket", "opening", "path",
+        "reader", "scope", "superseded_by",
     )
 
     def __init__(self, house: House, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(receive, send, house.streams)
         self.house = house
         self.scope = scope
-        self._receive = receive
-        self._send = send
-        self._cycle = cycle = cycle_of(send)
-        self._fast = cycle  # where a piece may be written at once: not to a stream that is kept
-        connection = getattr(cycle.on_response, "__self__", None) if cycle is not None else None
-        self._connection = connection if isinstance(connection, Connection) else None
+        self._fast = self._cycle  # where a piece may be written at once: not to a stream that is kept
         self.path: str = scope["path"]
         self.flight = Flight(self.path[:MOST_NAME_CHARS])
         self.ask: Ask | None = None
-        self.started = self.done = self.gone = self.expired = False
-        self.status = 0
+        self.done = self.expired = False
         self._task: asyncio.Task[Any] | None = None
         self._conversation: Key | None = None
         self.superseded_by = ""  # the trace_id of the message that cut this one
@@ -141,11 +127,6 @@ class Exchange:
         self.kept: KeptStream | None = None  # the stream of this run, where it is kept
         self.reader: Reader | None = None  # this client, as a reader of a kept stream
         self.drain_tokens = self._drained_at = 0
-        self.wrote = False  # since the last look
-        self._since_ns = 0  # since when nothing was written, or nothing read
-        self._unread = 0
-        self._held: list[bytes] = []  # events that wait to be merged
-        self._held_bytes = 0
         self.on_socket = False  # a message on a WebSocket: it always streams
 
     # -- in
@@ -294,29 +275,14 @@ class Exchange:
 
     def _look_at_slow_reader(self, cycle: RequestResponseCycle, now_ns: int) -> None:
         """Give a client up that has not read a byte for too long: where that is the policy, and where only this client is waited for."""
-        unread = cycle.transport.get_write_buffer_size()
         streams = self.house.streams
-        if unread != self._unread or not self._since_ns:
-            self._unread = unread
-            self._since_ns = now_ns
-        elif now_ns - self._since_ns > streams.slow_reader_s * 1e9 and (streams.slow_reader == "drop" or self.done or self.reader is not None):
+        unread_ns = self._unread_for_ns(cycle, now_ns)
+        if unread_ns > streams.slow_reader_s * 1e9 and (streams.slow_reader == "drop" or self.done or self.reader is not None):
             if not self.done and self.kept is None:
                 self.flight.error_code = "slow_reader"
-            self.flight.decide("slow_reader", unread_bytes=unread, waited_s=round((now_ns - self._since_ns) / 1e9, 3))
+            self.flight.decide("slow_reader", unread_bytes=self._unread, waited_s=round(unread_ns / 1e9, 3))
             self.left()
             cycle.transport.abort()
-
-    def probe(self) -> bool:
-        """Write something that a client which reads on overlooks, to learn whether it is there. False where nothing can be written."""
-        cycle = self._cycle
-        assert cycle is not None, "a connection asks"
-        if not cycle.response_started:
-            if cycle.scope["http_version"] != "1.1":
-                return False
-            cycle.transport.write(CONTINUE)
-        elif not cycle.flow.write_paused:  # else enough is on its way that a client which left will answer
-            return write_piece(cycle, COMMENT)
-        return True
 
     # -- out
 
@@ -358,69 +324,10 @@ class Exchange:
                 raise ClientGone("The client left, and the tokens that its policy grants have been read.")
             return None
         if self._cycle is None:
-            return self._offer({"type": "http.response.body", "body": piece, "more_body": True})
+            return self._offer_piece(piece)
         if self.house.streams.slow_reader == "coalesce" and self._hold(piece):
             return None
-        return _Room(self, piece)
-
-    def _hold(self, piece: bytes) -> bool:
-        """Keep a piece until the client reads on. False where too much is held already, however it is merged."""
-        limit = self.house.streams.coalesce_bytes
-        if self._held_bytes + len(piece) > limit:
-            merged = coalesce(b"".join(self._held))
-            self._held, self._held_bytes = [merged], len(merged)
-            if 2 * len(merged) > limit:  # merging again and again would cost more than it gains
-                return False
-        self._held.append(piece)
-        self._held_bytes += len(piece)
-        return True
-
-    def _take_held(self) -> bytes:
-        held, self._held, self._held_bytes = coalesce(b"".join(self._held)), [], 0
-        return held
-
-    def has_room(self) -> None:
-        """The client reads on."""
-        self._since_ns = 0
-        if self.reader is not None:
-            self.reader.push()
-        elif self._held and self._cycle is not None:
-            write_piece(self._cycle, self._take_held())
-
-    async def write_when_room(self, piece: bytes) -> None:
-        """Write as soon as the client has room, or not at all where it leaves."""
-        cycle = self._cycle
-        assert cycle is not None, "waits for a connection of ours"
-        while cycle.flow.write_paused and not cycle.disconnected:
-            await cycle.flow.drain()
-        write_piece(cycle, piece)
-
-    def _open(self, piece: bytes, headers: Sequence[Header]) -> Awaitable[None] | None:
-        """The head of a stream to the client, and what comes first."""
-        self.started = True
-        self.status = 200
-        cycle = self._cycle
-        headers = [*SSE_HEADERS, (b"x-request-id", self.flight.id.encode()), *headers]
-        if cycle is not None:
-            if self.house.streams.buffer_bytes != BUFFER_BYTES:
-                cycle.transport.set_write_buffer_limits(high=self.house.streams.buffer_bytes)
-            if write_head(cycle, 200, headers, piece):
-                return None
-        head = self._offer({"type": "http.response.start", "status": 200, "headers": headers})
-        return self.write(piece) if head is None else self._write_after(head, piece)
-
-    def _offer(self, message: dict[str, Any]) -> Awaitable[None] | None:
-        """Run `send` as far as it goes without waiting, which is nearly always to its end: a token leaves in the turn that read it."""
-        sending = cast(Coroutine[Any, Any, None], self._send(message))
-        try:
-            waits_for = sending.send(None)
-        except StopIteration:
-            return None
-        return _Rest(sending, waits_for)
-
-    async def _write_after(self, head: Awaitable[None], piece: bytes) -> None:
-        await head
-        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        return Room(self, piece)
 
     async def end_stream(self, last: bytes) -> None:
         """The last bytes; the flight is booked before they leave."""
@@ -431,28 +338,17 @@ class Exchange:
             self._book("client_gone", 499)
             return
         self._book(self.flight.end, 200)
-        if self._held:
-            last = self._take_held() + last
-        cycle = self._cycle
-        if cycle is None:
-            await self._send({"type": "http.response.body", "body": last})
-            return
-        while cycle.flow.write_paused and not cycle.disconnected:
-            await cycle.flow.drain()
-        write_last(cycle, last)
+        await self._close(last)
+
+    def has_room(self) -> None:
+        """The client reads on."""
+        self._since_ns = 0
+        if self.reader is not None:
+            self.reader.push()
+        elif self._held and self._cycle is not None:
+            write_piece(self._cycle, self._take_held())
 
     # -- kept streams
-
-    @property
-    def full(self) -> bool:
-        """Whether so much waits for the client that nothing more is to be written."""
-        return self._cycle is None or self._cycle.flow.write_paused
-
-    def put(self, piece: bytes) -> None:
-        """Events of a kept stream to this client."""
-        self.wrote = True
-        if self._cycle is not None:
-            write_piece(self._cycle, piece)
 
     def read(self, kept: KeptStream, after: int) -> Reader:
         """Give this client the events of a kept stream that come after number `after`. Raises ResumeLost, BadRequest."""
@@ -604,43 +500,6 @@ class Exchange:
             why = error.message if isinstance(error, TidegateError) else type(error).__name__
             log.error("the text of flight %s could not be kept: %s", self.flight.id, why)
             return None
-
-
-class _Room:
-    """Awaited, a piece is written as soon as the client has room. Not a coroutine: it may be dropped without being awaited."""
-
-    __slots__ = ("_exchange", "_piece")
-
-    def __init__(self, exchange: Exchange, piece: bytes) -> None:
-        self._exchange = exchange
-        self._piece = piece
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        return self._exchange.write_when_room(self._piece).__await__()
-
-
-class _Rest:
-    """The rest of a coroutine that was begun outside a task and has come to wait for something."""
-
-    __slots__ = ("_coroutine", "_waits_for")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
-        self._coroutine = coroutine
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        waits_for = self._waits_for
-        while True:
-            try:
-                value = yield waits_for
-            except BaseException as error:  # noqa: BLE001 - a cancel belongs to the coroutine, as in any await
-                resume = partial(self._coroutine.throw, error)
-            else:
-                resume = partial(self._coroutine.send, value)
-            try:
-                waits_for = resume()
-            except StopIteration:
-                return
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

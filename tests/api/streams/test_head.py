@@ -77,7 +77,7 @@ async def test_what_is_held_back_keeps_the_connection(open_gateway: Open, tmp_pa
     (folder / "prompts" / "v1" / "template.jinja").write_text("{% block system %}s{% endblock %}{% block user %}{{ input.order }}{% endblock %}")
     gateway = await open_gateway(load(folder), head_wait_s=0.1, keepalive_s=0.3)
     client = await gateway.client()
-    order = '##i=200,n=5## ##json={"premium": 12345678}##'
+    order = '##i=500## ##json={"premium": 12345678}##'
     await client.post({"order": order}, path="/api/v1/test/held", headers="Accept: text/event-stream\r\n")
     await client.rest()
     assert client.body.startswith(b": waiting for the engine\n\n: keep-alive\n\n")

@@ -174,19 +174,19 @@ async def test_two_readers(open_gateway: Open) -> None:
 
 
 async def test_the_end_of_a_failed_answer_is_kept_too(open_gateway: Open) -> None:
-    """Who comes back to an answer that was cut gets what there was, and the error."""
+    """Who comes back to an answer that failed gets what there was, and the error."""
     gateway = await open_gateway(leave="keep")
-    first = await gateway.ask("##i=5,n=40,m=cut,k=30##")
+    first = await gateway.ask("##i=5,n=40,m=error_event,k=30##")
     await first.until(lambda: len(first.events) >= 3)
     first.leave()
     await until(lambda: gateway.engine.active == 0)
     second = await come_back(gateway, first.last_id)
     await second.rest()
-    assert second.error()["code"] == "engine_cut"
+    assert second.error()["code"] == "engine_dead"
     assert second.error()["trace_id"] == first.headers["x-request-id"]
     assert b"[DONE]" not in second.body
     await gateway.settled(2)
-    assert {flight.end for flight in gateway.notes.flights.values()} == {"cut"}
+    assert {flight.end for flight in gateway.notes.flights.values()} == {"error"}
 
 
 async def test_an_endless_answer_is_bounded(open_gateway: Open) -> None:
