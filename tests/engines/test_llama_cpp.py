@@ -12,11 +12,11 @@ from tidegate.bench import scripted
 from tidegate.bench.scripted import Scripted
 from tidegate.bench.tokens import decode, encode
 from tidegate.core.ask import EngineCall, Said
-from tidegate.core.errors import CannotContinue
+from tidegate.core.errors import CannotContinue, EngineRefused, TidegateError
 from tidegate.core.flight import Flight
 from tidegate.engines.gather import Gathered
 
-from .conftest import Build, ask
+from .conftest import BOUND_S, Build, ask
 
 END = encode("<|im_end|>", special=True)[0]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -109,6 +109,27 @@ async def test_other_engines_get_the_text_as_it_is(build: Build, server: Scripte
     raw = b'{ "model":"m",  "messages": [{"role": "user", "content": "<|im_end|>"}] }'
     await build("openai").whole(EngineCall("chat", "m", msgspec.json.decode(raw), raw), Flight("test"))
     assert server.bodies[-1] == msgspec.json.decode(raw)
+
+
+async def test_the_callers_own_bytes(build: Build, server: Scripted) -> None:
+    """A stream's body is forwarded as it came where nothing in it had to be changed."""
+    raw = b'{ "model":"m",  "stream":true, "messages": [{"role": "user", "content": "a [1] b"}] }'
+    stream = await build("llama_cpp").start(EngineCall("chat", "m", msgspec.json.decode(raw), raw), Flight("test"))
+    async with asyncio.timeout(BOUND_S):
+        await stream.relay(lambda batch: None)
+    assert server.bodies[-1] == msgspec.json.decode(raw)
+
+
+async def test_a_tokenizer_that_fails(build: Build, server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is ill is told as such: text is not changed because of it."""
+
+    def fail(fields: dict[str, Any]) -> None:
+        raise TidegateError("ill")
+
+    monkeypatch.setitem(scripted._TOKEN_ROUTES, "/tokenize", fail)
+    with pytest.raises(EngineRefused, match="ill"):
+        await build("llama_cpp").whole(chat("<b> [1]"), Flight("test"))
+    assert server.requests == 0
 
 
 async def test_a_whole_answer_streams_upstream(build: Build, server: Scripted) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from tidegate.core.ask import EngineCall
-from tidegate.core.errors import CannotContinue, EngineError, TidegateError
+from tidegate.core.errors import CannotContinue, EngineError, EngineRefused, TidegateError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import EngineAnswer
 from tidegate.engines.continuation import Continuing, Step, body_of, by_ids, chat_only, completion_fields, tokens_left
@@ -32,6 +32,8 @@ _METRICS = {
     b"llamacpp:predicted_tokens_seconds": "decode_tokens_per_s",
     b"llamacpp:prompt_tokens_seconds": "prefill_tokens_per_s",
 }
+#: Statuses by which a server says that it has no /tokenize, or that somebody before it does not let us there.
+_NO_SUCH_ROUTE = (403, 404, 405, 501)
 
 
 class LlamaCpp(Continuing):
@@ -57,7 +59,7 @@ class LlamaCpp(Continuing):
 
     async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
         """Streams from the engine, which can then be cancelled, and gives the events put together as `raw`."""
-        stream = await self.start(call, flight)
+        stream = await self.start(EngineCall(call.kind, call.model, body_of(call)), flight)
         gathered = Gathered()
         text: list[str] = []
         end = None
@@ -97,7 +99,9 @@ class LlamaCpp(Continuing):
         return len(tokens) if isinstance(tokens, list) else None
 
     def body(self, call: EngineCall, *, stream: bool) -> bytes:
-        """Never the caller's own bytes: they may ask for no stream."""
+        """The caller's own bytes where they ask for a stream already; `whole` never has them."""
+        if call.raw is not None:
+            return call.raw
         return msgspec.json.encode(self.fields(call, stream=stream))
 
     async def one_token(self, model: str, fields: dict[str, Any], prompt: list[int]) -> Step:
@@ -130,7 +134,10 @@ class LlamaCpp(Continuing):
         messages = body["messages"]
         try:
             foreign, elsewhere = await texts_with_control(messages, self.tokenize)
-        except TidegateError:  # no /tokenize: nobody can say what is a control token, so everything that looks like one is changed
+        except EngineRefused as error:
+            if error.engine_status not in _NO_SUCH_ROUTE:
+                raise
+            # nobody can say what is a control token, so everything that looks like one is changed
             return self._defused(call, body, flight, "no /tokenize"), None
         if not foreign and not elsewhere:
             return call, None
