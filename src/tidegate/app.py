@@ -102,6 +102,7 @@ class Gateway:
             self.keys, sinks, self.seal.derive("page sessions"), self.seal.seal, settings.server.max_body_bytes, settings.server.deadline_s,
             settings.streams, settings.server.head_wait_s, settings.server.keepalive_s,
         )
+        self._refuse_keeping_apart()
         self._figures: dict[str, Any] = {}
         self._figures_ns = 0
         self._figures_lock = asyncio.Lock()
@@ -110,6 +111,17 @@ class Gateway:
         self.door = self._build_door()
         self.metrics.know_routes(self.door.paths)
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _refuse_keeping_apart(self) -> None:
+        streams, workers = self.settings.streams, self.settings.server.workers
+        keeping = [f"capability {path}" for path, one in self.capabilities.items() if one.manifest.leave.policy == "keep"]
+        if "keep" in (streams.leave, *streams.callers_may):
+            keeping.append("[streams]")
+        if keeping and workers > 1:
+            raise SettingsError(
+                f"{keeping[0]} keeps streams for clients that come back, but each of {workers} workers would look only among its own.",
+                hint="Set server.workers to 1, or another policy than `keep`.",
+            )
 
     async def start(self) -> None:
         """Begin with the keys of the last run, then keep keys fresh and bring flights to the database."""
