@@ -42,6 +42,7 @@ from tidegate.local.folder import DataFolder
 from tidegate.local.listener import url_of
 from tidegate.local.workers import Workers
 from tidegate.pipeline.capability import Capability, load_all
+from tidegate.pipeline.control import Ban, Control
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.stages.generate import GenerateStage
 from tidegate.retrieval.embedder_client import EmbedderClient
@@ -152,8 +153,10 @@ class Gateway:
         settings = self.settings
         limits = Limits(settings.limits.requests_per_minute, settings.limits.tokens_per_minute)
         search = Search(self.embedder, self.store, settings.retrieval) if self.embedder is not None else None
-        parts = Parts(self.fleet, search)
-        generate = GenerateStage(self.fleet)
+        ban, max_resumes = Ban.of(settings.guard), settings.generation.max_resumes
+        parts = Parts(self.fleet, search, ban, max_resumes)
+        watching = Control(ban.terms, on_term=ban.on_term, max_step_backs=ban.max_step_backs)
+        generate = GenerateStage(self.fleet, control=watching, max_resumes=max_resumes)
         hot: dict[str, Route] = {
             "/v1/chat/completions": GenerationRoute("chat", limits, generate),
             "/v1/completions": GenerationRoute("completion", limits, generate),

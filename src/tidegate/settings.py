@@ -19,8 +19,9 @@ from tidegate.core.plugins import nearest
 from tidegate.core.settings import Leaf, Section, fits, inner, leaves, shown, values
 from tidegate.core.toml import KeyPath, dotted, key_path, line_numbers, notation
 from tidegate.engines.settings import EngineSettings
+from tidegate.guard.settings import GuardSettings
 from tidegate.local.settings import LocalSettings
-from tidegate.pipeline.settings import CapabilitySettings
+from tidegate.pipeline.settings import CapabilitySettings, GenerationSettings
 from tidegate.retrieval.settings import EmbedderSettings, RetrievalSettings
 from tidegate.stores.settings import SpoolSettings, StoreSettings
 from tidegate.telemetry.settings import LogSettings
@@ -40,6 +41,10 @@ class Settings(Section):
     streams: StreamSettings = Field(default_factory=StreamSettings, description="What happens when a client leaves, comes back or reads slowly.")
     tenants: dict[str, TenantSettings] = Field({}, description="What is kept of a tenant's traffic, by the tenant's name.")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="What one API key may use.")
+    guard: GuardSettings = Field(default_factory=lambda: GuardSettings.model_validate({}), description="What no answer may say.")
+    generation: GenerationSettings = Field(
+        default_factory=lambda: GenerationSettings.model_validate({}), description="How answers are told, and go on where they broke off."
+    )
     capabilities: CapabilitySettings = Field(default_factory=CapabilitySettings, description="Where your capabilities are.")
     engines: dict[str, EngineSettings] = Field(
         {}, description="Engines that answer, by a name of your choice; none: the one that `tidegate up` starts."

@@ -37,7 +37,6 @@ class Script:
         self.next = [0]  # for each character said, and before the first: the place in the script that follows it
         self.forbidden: list[str] = []
         self.continued: list[Said] = []
-        self.begins = True
 
     @property
     def text(self) -> str:
@@ -57,7 +56,7 @@ class Script:
             self.forbidden.append(forbid)
             pieces.append((forbid[: len(forbid) - len(forbid.lstrip())] + "~", None))
             at += len(forbid)
-        elif rest.startswith(TRIGGER) and not self.begins:
+        elif added and rest.startswith(TRIGGER):
             at += len(TRIGGER)
             self.next[-1] = at
         elif added:
@@ -70,7 +69,7 @@ class Script:
             begin, place = place, place + len(token)
             if place > at:
                 pieces.append((token[max(0, at - begin) :], [one] if begin >= at else None))
-        self.begin, self.begins = at, False
+        self.begin = at
         return pieces
 
 
@@ -135,7 +134,6 @@ class FakeEngine:
 
     async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
         self.script.said, self.script.next = self.script.text, list(range(len(self.script.text) + 1))
-        self.script.begins = False
         return EngineAnswer(self.script.text, "stop", Usage(PROMPT_TOKENS, len(self.script.tokens)), b"{}")
 
     async def continue_from(self, call: EngineCall, said: Said, flight: Flight, *, forbid: str = "") -> FakeStream:
@@ -368,9 +366,17 @@ async def test_in_reasoning_and_tool_calls_a_term_ends_the_answer(chunks: list[C
 
 async def test_reasoning_does_not_hold_the_answer() -> None:
     """Where reasoning ends with the beginning of a term, the answer behind it still leaves at once."""
-    client, ask = await run(aside(Chunk(1, "reasoning", "b"), Chunk(1, "text", "ad"), Chunk(1, "tool_call", tools=[ToolDelta(0, "i", "b", "a")])), Control(BAD))
+    engine = aside(Chunk(1, "reasoning", "b"), Chunk(1, "text", "ad"), Chunk(1, "tool_call", tools=[ToolDelta(0, "i", "b", "a")]))
+    client, ask = await run(engine, Control(BAD))
     assert ask.flight.end == "stop"
     assert [chunk.kind for chunk in client.chunks] == ["reasoning", "text", "tool_call", "notice", "usage"]
+
+
+async def test_what_is_forbidden_stays_so_where_the_next_run_breaks_off_at_once() -> None:
+    """A step back whose run says nothing is resumed with the same beginning forbidden."""
+    engine = FakeEngine(Script(["a ", "bad", " b"]), cuts=[None, 0])
+    client, _ = await run(engine, Control(BAD))
+    assert (client.text, engine.script.forbidden) == ("a ~ b", ["bad", "bad"])
 
 
 # -- triggers and injections

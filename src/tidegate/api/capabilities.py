@@ -68,6 +68,7 @@ class CapabilityRoute:
     def _answer(self, ask: Ask) -> dict[str, Any]:
         return {
             **(ask.answer if ask.answer is not None else {"answer": "".join(ask.text)}),
+            **({"ticket": ask.ticket} if ask.ticket else {}),
             "trace_id": ask.flight.id,
             "capability_sha256": self._capability.sha256,
             "index_version": ask.flight.index_version or None,

@@ -114,13 +114,14 @@ class Ask:
     - api: caller, deadline, flight, capability, stream, input, call (on /v1), emit, shows_usage
     - retrieve: passages
     - prompt: call
+    - create_ticket: ticket
     - generate: text, whole (an engine's whole answer), running (while it streams), end (through the flight)
     - contract: answer
     """
 
     __slots__ = (
         "answer", "call", "caller", "capability", "deadline", "emit", "flight", "input", "passages", "running", "shows_usage", "stream",
-        "text", "whole",
+        "text", "ticket", "whole",
     )
 
     def __init__(self, flight: Flight, caller: Caller, deadline: Deadline, *, stream: bool = False, emit: Emit | None = None) -> None:
@@ -136,5 +137,6 @@ class Ask:
         self.text: list[str] = []
         self.whole: EngineAnswer | None = None
         self.answer: dict[str, Any] | None = None
+        self.ticket = ""
         self.running: Counting | None = None
         self.shows_usage: ShowsUsage = "never"

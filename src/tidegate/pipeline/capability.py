@@ -4,6 +4,7 @@
     GROUP/NAME/input.schema.json          business fields in: types, enums, cross-field rules
     GROUP/NAME/output.schema.json         business fields out
     GROUP/NAME/prompts/VERSION/template.jinja   blocks `system` and `user`
+    GROUP/NAME/TERMS                      terms that its answers must not hold, where guard.terms_file names one
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pydantic import Field, ValidationError
 from tidegate.core.errors import InputInvalid, OutputInvalid, SettingsError
 from tidegate.core.plugins import names, nearest
 from tidegate.core.settings import Section
+from tidegate.guard.terms import read_terms
 
 
 class Budgets(Section):
@@ -63,6 +65,26 @@ class Leave(Section):
     tokens: int = Field(256, ge=1, description="With `drain`: tokens that are still read.")
 
 
+class CapabilityGuard(Section):
+    """Terms that this capability's answers must not hold, beside those of tidegate.toml's [guard]."""
+
+    terms_file: str = Field("", description="File of terms, from the capability's folder on; they are banned beside those of `[guard]`.")
+    whole_words: bool = Field(True, description="These terms count as whole words; false: anywhere.")
+    on_term: Literal["as_set", "step_back", "stop"] = Field("as_set", description="What happens at a banned term; `as_set`: as `[guard]` says.")
+    max_step_backs: int = Field(-1, ge=-1, description="Steps back in one answer; -1: as `[guard]` says.")
+
+
+class TriggerSettings(Section):
+    """A sequence that stops the generation and starts a stage."""
+
+    text: str = Field("", description="The sequence as text, compared as it is.")
+    token_ids: list[int] = Field(default_factory=list, description="The sequence as token ids, where the engine tells them.")
+    stage: str = Field("create_ticket", description="The stage that runs.")
+    keep: bool = Field(False, description="The sequence's own text leaves too.")
+    then: Literal["go_on", "stop"] = Field("go_on", description="Whether the model goes on behind what was put in.")
+    insert: str = Field("{given}", description="What is put into the answer; {given} is what the stage gives.")
+
+
 class Manifest(Section):
     """capability.toml."""
 
@@ -73,6 +95,10 @@ class Manifest(Section):
     budgets: Budgets = Field(default_factory=lambda: Budgets.model_validate({}), description="Time shares.")
     retrieve: Retrieve = Field(default_factory=lambda: Retrieve.model_validate({}), description="Retrieval.")
     generate: Generate = Field(default_factory=lambda: Generate.model_validate({}), description="Generation.")
+    guard: CapabilityGuard = Field(default_factory=lambda: CapabilityGuard.model_validate({}), description="Terms that are banned.")
+    triggers: list[TriggerSettings] = Field(
+        default_factory=list, description="`[[triggers]]`: sequences that stop the generation and start a stage; see below."
+    )
     leave: Leave = Field(default_factory=lambda: Leave.model_validate({}), description="What happens when the client leaves.")
 
 
@@ -87,6 +113,8 @@ class Capability:
     prompt_sha256: str
     sha256: str
     template: jinja2.Template
+    #: Of its own terms file.
+    terms: list[str]
     _input: jsonschema_rs.Validator
     _output: jsonschema_rs.Validator
 
@@ -146,11 +174,16 @@ def load(folder: Path) -> Capability:
     input_schema, input_validator = _schema(folder / "input.schema.json")
     output_schema, output_validator = _schema(folder / "output.schema.json")
     digest = hashlib.sha256()
-    for file in (folder / "capability.toml", folder / "input.schema.json", folder / "output.schema.json", prompt):
+    files = [folder / "capability.toml", folder / "input.schema.json", folder / "output.schema.json", prompt]
+    terms: list[str] = []
+    if manifest.guard.terms_file:
+        files.append(folder / manifest.guard.terms_file)
+        terms = read_terms(files[-1])
+    for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return Capability(
         path, manifest, input_schema, output_schema, hashlib.sha256(source.encode()).hexdigest(), digest.hexdigest(),
-        template, input_validator, output_validator,
+        template, terms, input_validator, output_validator,
     )
 
 
@@ -163,9 +196,14 @@ def _manifest(file: Path) -> Manifest:
         first = error.errors()[0]
         raise SettingsError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}.", hint="docs/capabilities.md lists every name.") from None
     known = names("tidegate.pipeline.stages")
-    for stage in manifest.stages:
+    for stage in [*manifest.stages, *(trigger.stage for trigger in manifest.triggers)]:
         if stage not in known:
             raise SettingsError(f"{file}: there is no stage {stage!r}.", hint=nearest(stage, known))
+    for number, trigger in enumerate(manifest.triggers, 1):
+        if bool(trigger.text) == bool(trigger.token_ids):
+            raise SettingsError(f"{file}: trigger {number} has not exactly one of text and token_ids.", hint="Give it one of them.")
+        if "generate" not in manifest.stages:
+            raise SettingsError(f"{file}: it has triggers, but no stage `generate`.", hint="Triggers watch what the model says.")
     return manifest
 
 

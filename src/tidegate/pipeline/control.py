@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from tidegate.core.ask import Ask
-from tidegate.guard.terms import TermList, Terms
+from tidegate.guard.settings import GuardSettings
+from tidegate.guard.terms import TermList, Terms, read_terms
 
 OnTerm = Literal["step_back", "stop"]
 
@@ -31,6 +33,24 @@ class Trigger:
     keep: bool = False
     goes_on: bool = True
     insert: str = "{given}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """What must not be said in any answer. `terms` is `lists`, compiled."""
+
+    lists: tuple[TermList, ...] = ()
+    terms: Terms | None = None
+    on_term: OnTerm = "step_back"
+    max_step_backs: int = 3
+
+    @classmethod
+    def of(cls, settings: GuardSettings) -> Ban:
+        """Raises SettingsError for a terms file that cannot be read."""
+        if not settings.terms_file:
+            return cls(on_term=settings.on_term, max_step_backs=settings.max_step_backs)
+        lists = (TermList(read_terms(Path(settings.terms_file).expanduser()), settings.whole_words),)
+        return cls(lists, Terms(lists), settings.on_term, settings.max_step_backs)
 
 
 class Control:

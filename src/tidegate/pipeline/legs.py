@@ -56,6 +56,7 @@ class Legs:
         self._stop: Stop | None = None
         self._rest: Awaitable[None] | None = None
         self._insertions: list[str] = []
+        self._forbidden = (-1, "")  # where the last step back went to, and what was forbidden there
         self._resumes = self._step_backs = self._fired = 0
         self._prompt, self._cached, self._prompt_exact = 0, 0, False  # as the first leg told it
         self._base, self._base_exact, self._by_ids = 0, True, False  # tokens that stood when the running leg began
@@ -267,7 +268,8 @@ class Legs:
         self._close_leg()
         said = told.cut(told.chars)
         try:
-            await self._continue(said, "")
+            # a leg that broke off before its first token: what was forbidden there still is
+            await self._continue(said, self._forbidden[1] if self._forbidden[0] == told.chars else "")
         except EngineError as second:
             flight.decide("resume_failed", cause=error.public_code, why=second.public_code)
             raise error from second
@@ -290,6 +292,7 @@ class Legs:
         if stop.aside or self._asides or control.on_term == "stop" or self._step_backs >= control.max_step_backs:
             return await self._end("content_filter")
         self._step_backs += 1
+        self._forbidden = (self._told.chars, stop.forbid)
         try:
             await self._continue(said, stop.forbid)
         except CannotContinue as error:

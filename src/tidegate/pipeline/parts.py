@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidegate.core.ask import Passage
 from tidegate.core.ports import Engine
+from tidegate.pipeline.control import Ban
 
 
 class Engines(Protocol):
@@ -31,7 +32,9 @@ class Searcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The services of neighbour rooms. `search` is None where no store is configured."""
+    """The services of neighbour rooms. `search` is None where no store is configured; `ban` is what tidegate.toml's [guard] says."""
 
     engines: Engines
     search: Searcher | None = None
+    ban: Ban = field(default_factory=Ban)
+    max_resumes: int = 2

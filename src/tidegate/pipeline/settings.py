@@ -14,3 +14,11 @@ class CapabilitySettings(Section):
         default_factory=list,
         description="Folders that hold capabilities as GROUP/NAME/capability.toml; each is served at POST /api/v1/GROUP/NAME.",
     )
+
+
+class GenerationSettings(Section):
+    """`[generation]`: how an answer is told."""
+
+    max_resumes: int = Field(
+        2, ge=0, description="How often one answer that an engine broke off in its middle goes on, on the same or another engine. 0: it is an error."
+    )

@@ -6,10 +6,12 @@ import asyncio
 
 from tidegate.core.ask import Ask, EngineCall
 from tidegate.core.chunk import Chunk
-from tidegate.core.errors import EngineStalled
+from tidegate.core.errors import EngineStalled, SettingsError
+from tidegate.core.plugins import load
 from tidegate.core.ports import Engine, EngineAnswer, Stage
+from tidegate.guard.terms import TermList, Terms
 from tidegate.pipeline.capability import Capability
-from tidegate.pipeline.control import Control
+from tidegate.pipeline.control import Control, Trigger
 from tidegate.pipeline.legs import Legs
 from tidegate.pipeline.parts import Engines, Parts
 
@@ -91,4 +93,30 @@ def text_of(batch: list[Chunk]) -> str:
 
 
 def build(capability: Capability, parts: Parts) -> Stage:
-    return GenerateStage(parts.engines, holds=not capability.streams, first_token_s=capability.manifest.budgets.first_token_s)
+    """Raises SettingsError where a trigger names a stage that gives nothing."""
+    return GenerateStage(
+        parts.engines, holds=not capability.streams, first_token_s=capability.manifest.budgets.first_token_s,
+        control=_control(capability, parts), max_resumes=parts.max_resumes,
+    )
+
+
+def _control(capability: Capability, parts: Parts) -> Control:
+    own, ban = capability.manifest.guard, parts.ban
+    terms = Terms([*ban.lists, TermList(capability.terms, own.whole_words)]) if capability.terms else ban.terms
+    return Control(
+        terms,
+        on_term=ban.on_term if own.on_term == "as_set" else own.on_term,
+        max_step_backs=ban.max_step_backs if own.max_step_backs < 0 else own.max_step_backs,
+        triggers=tuple(_trigger(capability, parts, number) for number in range(len(capability.manifest.triggers))),
+    )
+
+
+def _trigger(capability: Capability, parts: Parts, number: int) -> Trigger:
+    asked = capability.manifest.triggers[number]
+    stage = load("tidegate.pipeline.stages", asked.stage).build(capability, parts)
+    if not hasattr(stage, "give"):
+        raise SettingsError(
+            f"The capability {capability.path}: the stage {asked.stage!r} of trigger {number + 1} gives nothing that could be put into an answer.",
+            hint="create_ticket does.",
+        )
+    return Trigger(stage, asked.stage, asked.text, tuple(asked.token_ids), asked.keep, asked.then == "go_on", asked.insert)
