@@ -536,7 +536,7 @@ async def test_a_registration_checks_cheap_musts_only(engine: Scripted) -> None:
     ("raised", "wanted"),
     [
         (EngineDown("gone"), "not proven"), (EngineRefused("busy", engine_status=429), "not proven"), (EngineError("garbage"), "fail"),
-        (AttributeError("'int' object has no attribute 'get'"), "fail"),
+        (AttributeError("'int' object has no attribute 'get'"), "fail"), (BadRequest("The model has no input for it."), "not applicable"),
     ],
 )
 async def test_what_a_check_meets_is_a_verdict(raised: Exception, wanted: str) -> None:
@@ -554,6 +554,16 @@ async def test_an_engine_of_bare_prompts() -> None:
     assert probe.kind == "completion"
     assert "prompt" in probe.asked[-1]
     assert (await verdict("special_tokens", probe)).verdict == "not applicable"
+
+
+async def test_an_engine_that_takes_no_messages_by_its_adapter() -> None:
+    """The same where the adapter says so; and where it cannot ask for an answer of so many tokens at all, nothing is held against the engine."""
+    probe = Canned(EngineError("It takes prompts only."), answer())
+    assert (await probe.short()).status == 200
+    assert probe.kind == "completion"
+    probe = Canned(EngineError("It takes prompts only."), BadRequest("It has no input for max_tokens."))
+    report = await run_checks(probe, "test", quick=True)
+    assert (probe.kind, report.failed_musts) == ("completion", [])
 
 
 async def test_nobody_there() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from tidegate.core.errors import EngineDown, EngineStalled, SettingsError, TidegateError
+from tidegate.core.errors import BadRequest, ContextTooLong, EngineDown, EngineStalled, SettingsError, TidegateError
 from tidegate.core.plugins import load, names
 from tidegate.core.ports import Engine
 from tidegate.engines.openai_http import OpenAIHttp
@@ -155,6 +155,8 @@ async def _outcome(probe: Probe, check: Check, within_s: float) -> Outcome:
     except (EngineDown, EngineStalled) as error:
         return unproven(error.message[:300])  # whether it may be used is for those to say who watch it
     except TidegateError as error:
+        if isinstance(error, BadRequest) and not isinstance(error, ContextTooLong):
+            return inapplicable(error.message[:300])  # the adapter says that this engine has no way to be asked for it
         return unproven(error.message[:300]) if error.http_status in (429, 503, 504) else failed(error.message[:300])
     except Exception as error:  # noqa: BLE001 - an engine under test may answer anything, and one check must not keep the others from running
         return failed(f"the engine answers what cannot be read: {error!r}"[:300])

@@ -14,7 +14,7 @@ import msgspec
 
 from tidegate.core.ask import EngineCall
 from tidegate.core.chunk import Chunk, Usage
-from tidegate.core.errors import EngineError, TidegateError
+from tidegate.core.errors import BadRequest, EngineDown, EngineError, EngineStalled, TidegateError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine
 from tidegate.engines.openai_http import OpenAIHttp
@@ -192,14 +192,34 @@ class Probe:
     async def short(self) -> Run:
         """The answer that several checks share: `SHORT_TOKENS` tokens of counting at temperature 0, streamed. Asked for once."""
         if self._short is None:
-            run = await self.chat(COUNTING, max_tokens=SHORT_TOKENS)
-            if run.status in _NO_CHAT:
-                bare = await self.complete(COUNTING, max_tokens=SHORT_TOKENS)
-                if bare.status == 200:  # it serves bare prompts alone: all checks go there
-                    self.kind, run = "completion", bare
-            self._measure(run)
-            self._short = run
+            self._short = await self._first_answer()
+            self._measure(self._short)
         return self._short
+
+    async def _first_answer(self) -> Run:
+        """To messages; to a bare prompt where the engine takes no messages, and then all that follows is asked like that."""
+        run, wrong = Run(), None
+        try:
+            run = await self.chat(COUNTING, max_tokens=SHORT_TOKENS)
+        except (EngineDown, EngineStalled):
+            raise
+        except TidegateError as error:
+            wrong = error
+        if wrong is None and run.status not in _NO_CHAT:
+            return run
+        try:
+            bare = await self.complete(COUNTING, max_tokens=SHORT_TOKENS)
+            if bare.status == 200:
+                self.kind = "completion"
+                return bare
+        except BadRequest as error:  # what the adapter cannot ask of this engine says more than that it takes no messages
+            if wrong is not None:
+                self.kind, wrong = "completion", error
+        except TidegateError:
+            pass
+        if wrong is not None:
+            raise wrong
+        return run
 
     def _measure(self, run: Run) -> None:
         self.first_ms = run.first_ms
