@@ -167,6 +167,15 @@ def test_junk_is_an_error(junk: bytes) -> None:
         Dialect("E").chunk(junk, 0)
 
 
+@pytest.mark.parametrize("where", [b'{"x": "\xff"}', b'{"\xff": 1}', b'{"choices": 7, "x": "\xff"}', b'{"choices": 7, "x"', b'{"n": [1e999, NaN]}'])
+def test_junk_where_nobody_looks_is_an_error_too(where: bytes) -> None:
+    """The client gets the whole payload, so all of it has to be JSON in UTF-8: in a stream and in a whole answer."""
+    with pytest.raises(EngineError, match="not JSON"):
+        Dialect("E").chunk(where, 0)
+    with pytest.raises(EngineError, match="JSON"):
+        Dialect("E").whole(where)
+
+
 @pytest.mark.parametrize("odd", [b'{"type": "ping"}', b"[1, 2]", b'{"choices": [{"index": "zero"}]}', b"7"])
 def test_what_we_do_not_know_is_passed_on(odd: bytes) -> None:
     """JSON of a shape nobody told us is a notice with its payload."""

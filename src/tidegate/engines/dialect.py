@@ -5,6 +5,7 @@ Decoding is typed and partial: only what decides something is looked at, and the
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Protocol
 
@@ -140,6 +141,8 @@ class Dialect(Answer):
             return None
         try:
             payload = _decode(data)
+            if not data.isascii():
+                data.decode()  # what is not looked at is not judged by the decoder, but the client gets it too
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return self._odd(data, at_ns, error)
         choices = payload.choices
@@ -163,12 +166,17 @@ class Dialect(Answer):
 
     def whole(self, body: bytes) -> str:
         """The text of a non-streamed answer; sets finish and usage. Raises as `chunk` does."""
+        payload = None
         try:
             payload = _decode(body)
+            if not body.isascii():
+                body.decode()
         except msgspec.ValidationError:
-            payload = _loosely(body)
+            payload = _loosely(body) if _is_json(body) else None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise EngineError(f"{self.label} did not answer with an OpenAI-shaped JSON object.", hint="Check url.") from None
+            payload = None
+        if payload is None:
+            raise EngineError(f"{self.label} did not answer with an OpenAI-shaped JSON object.", hint="Check url.")
         if payload.error:
             raise self.error(payload.error)
         if not payload.choices:
@@ -211,10 +219,9 @@ class Dialect(Answer):
         whole = self._whole_surrogates(data)
         if whole is not data:
             return self.chunk(whole, at_ns)
-        if not isinstance(error, msgspec.ValidationError):
+        if not isinstance(error, msgspec.ValidationError) or not _is_json(data):
             raise self.broken() from None
-        payload = _loosely(data)
-        return self._unusual(payload, data, at_ns)
+        return self._unusual(_loosely(data), data, at_ns)
 
     def _whole_surrogates(self, data: bytes) -> bytes:
         """Halves of surrogate pairs are no characters: they cannot be written as UTF-8, and many JSON readers refuse them. U+FFFD stands for each."""
@@ -272,12 +279,8 @@ class Dialect(Answer):
             data = self._whole_surrogates(data)
             event = _object(data)
         if event is None:
-            try:
-                msgspec.json.decode(data)
-            except msgspec.ValidationError:  # a number that is out of every range
-                pass
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                raise self.broken() from None
+            if not _is_json(data):
+                raise self.broken()
             self.pass_on(at_ns, data, says=False)
             return
         reader.read(event, data, at_ns)
@@ -397,6 +400,24 @@ def _object(data: bytes) -> dict[str, Any] | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
+
+
+def _is_json(data: bytes) -> bool:
+    """Whether it is JSON from its beginning to its end; numbers that no reader can hold are JSON too."""
+    try:
+        msgspec.json.decode(data)
+    except msgspec.ValidationError:
+        try:
+            json.loads(data, parse_constant=_no_constant)
+        except (ValueError, RecursionError):
+            return False
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _loosely(data: bytes) -> _Payload:

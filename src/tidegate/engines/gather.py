@@ -20,7 +20,10 @@ class Gathered:
 
     def add(self, payload: bytes) -> None:
         """One event's JSON. What is no chunk of an answer, or of a shape we do not know, is left out."""
-        event = msgspec.json.decode(payload)
+        try:
+            event = msgspec.json.decode(payload)
+        except msgspec.DecodeError:  # a number beyond every range is JSON, but nothing that we can hold
+            return
         with contextlib.suppress(TypeError, AttributeError, KeyError):
             self._add(event)
 
