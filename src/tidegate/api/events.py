@@ -86,6 +86,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens}, "exact": usage.exact,
+        **({"completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}} if usage.reasoning_tokens else {}),
     }
 
 

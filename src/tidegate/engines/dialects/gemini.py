@@ -60,7 +60,6 @@ class Reader:
         if event.get("error"):
             raise answer.error(event["error"])
         candidates = event.get("candidates")
-        before = len(answer.ready)
         unknown = not candidates and "usageMetadata" not in event
         self._other = False
         reason = ""
@@ -81,8 +80,6 @@ class Reader:
         usage = dict_at(event, "usageMetadata")
         if "candidatesTokenCount" in usage or "thoughtsTokenCount" in usage or (reason and "promptTokenCount" in usage):
             self._count(usage)
-            if len(answer.ready) > before and not reason:
-                answer.ready[-1].usage = answer.usage
         if reason:
             self._end(reason, at_ns, blocked="promptFeedback" in event)
 
