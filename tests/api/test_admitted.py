@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import struct
 from pathlib import Path
 
 import httpx
+
+from tidegate.engines.conformance import check_url
 
 from .conftest import House, start_gateway, stop, until, url_of
 
@@ -35,10 +39,17 @@ def test_an_engine_that_fails_a_must_is_shown_and_not_used(house: House, postgre
     assert "failed the check tokenizer" in (tmp_path / "gateway.log").read_text()
 
 
+def test_a_gateway_keeps_the_promises_of_its_engine(house: House) -> None:
+    """The gateway checked as an engine: no must fails behind it, and a caller's mistakes are refused as such."""
+    report = asyncio.run(check_url(house.url, api_key=house.keys["data"], model="scripted"))
+    found = {one.name: one for one in report.findings}
+    assert (report.adapter, report.failed_musts) == ("openai", [])
+    for name in ("done", "usage", "eos", "stop", "utf8", "errors"):
+        assert found[name].verdict == "pass", found[name]
+
+
 def _vocabulary() -> bytes:
     """A GGUF file of one token."""
-    import struct
-
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()
 
