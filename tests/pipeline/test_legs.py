@@ -265,6 +265,25 @@ async def test_behind_reasoning_or_a_tool_call_nobody_goes_on(kind: Any) -> None
         await GenerateStage(engine)(new_ask(Client()))
 
 
+async def test_an_answer_whose_end_was_told_is_whole() -> None:
+    """A connection that breaks between the end and `[DONE]` takes nothing from the answer: one end, and the usage as it was counted."""
+    engine = FakeEngine(Script(["a", "b"]))
+    client = Client()
+    ask = new_ask(client)
+    stream = engine._stream(Said("", 0, []), "")
+    relay = stream.relay
+
+    async def breaks(take: Any) -> None:
+        await relay(lambda batch: take([chunk for chunk in batch if chunk.kind != "usage"]))
+        raise EngineCut("after the end")
+
+    stream.relay = breaks  # type: ignore[method-assign]
+    engine._stream = lambda said, forbid: stream  # type: ignore[method-assign]
+    await GenerateStage(engine)(ask)
+    assert [chunk.finish for chunk in client.chunks if chunk.finish] == ["stop"]
+    assert client.chunks[-1].usage == ask.flight.usage == stream.usage
+
+
 # -- terms
 
 

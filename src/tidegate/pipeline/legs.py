@@ -52,6 +52,7 @@ class Legs:
         self._budget: asyncio.Timeout | None = None
         self._leg = 0
         self._waits_first = True
+        self._finished = self._usage_told = False  # the answer's end, its count
         self._asides = False  # reasoning or a tool call was said: nobody can go on behind that
         self._stop: Stop | None = None
         self._rest: Awaitable[None] | None = None
@@ -164,6 +165,7 @@ class Legs:
                 self._count(chunk)
             if chunk.finish is not None:
                 flight.end = chunk.finish
+                self._finished = True
         rest = self._emit(batch) if self._emit is not None else None
         if self._insertions:
             self._rest = rest
@@ -194,6 +196,7 @@ class Legs:
                 break
             if chunk.finish is not None:
                 flight.end = chunk.finish
+                self._finished = True
         rest = self._leave(out)
         if stop is not None or self._insertions:
             self._stop = stop
@@ -232,6 +235,7 @@ class Legs:
             usage = chunk.usage = self._sum(usage)
             chunk.raw = None
         self._ask.flight.usage = usage
+        self._usage_told = self._usage_told or chunk.kind == "usage"
 
     def _sum(self, usage: Usage) -> Usage:
         """Of the running leg's own count, the count over all."""
@@ -260,6 +264,13 @@ class Legs:
 
     async def _resume(self, error: EngineError) -> bool:
         told, flight = self._told, self._ask.flight
+        if self._finished and self._stream is not None:  # it had said all but goodbye
+            flight.decide("engine_done_missing", finish=flight.end)
+            self._stream.abort()
+            flight.usage = self.usage
+            if not self._usage_told:
+                await self._let([Chunk(time.perf_counter_ns(), "usage", usage=flight.usage)])
+            return False
         if not told.chars or self._asides or self._resumes >= self._max_resumes or self._ask.deadline.passed() or self._asks_logprobs():
             raise error
         self._resumes += 1

@@ -46,15 +46,6 @@ class Told:
         """Whether every piece that an engine made has its ids."""
         return all(ids is not None or not count for ids, count in zip(self._ids, self._counts, strict=True))
 
-    def piece_begins(self, at: int) -> int:
-        """Where the piece begins in which the character `at` is."""
-        begin = self.chars
-        for text in reversed(self.text):
-            begin -= len(text)
-            if begin <= at and text:
-                return begin
-        return 0
-
     def between(self, begin: int, end: int) -> str:
         """Some of the text, by characters."""
         pieces: list[str] = []

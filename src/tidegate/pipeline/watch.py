@@ -188,9 +188,8 @@ class Watch:
 
     def _banned(self, hit: Hit) -> Stop:
         cut = max(hit.start, self.sent)
-        begin = self._told.piece_begins(cut)
-        if begin >= self.sent and self._told.between(begin, cut).isspace():
-            cut = begin  # a token " term": go on from before its blank, where the engine knows the ids
+        if cut > self.sent and self._told.between(cut - 1, cut) == " ":
+            cut -= 1  # go on from before the blank: it is part of the next token in most vocabularies
         return Stop(cut, hit.term, self._told.between(cut, hit.end))
 
     def _stopped(self, stop: Stop) -> Stop:
