@@ -18,6 +18,8 @@ from tidegate.engines.triton_model import TritonModel, unpack_number, unpack_tex
 from tidegate.engines.wire import Patience
 
 _FINAL = "triton_final_response"
+#: What a tensor of a response means: nothing to us, how it ended, the prompt's tokens, the answer's text, new tokens of it.
+_NOTHING, _FINISH, _PROMPT_TOKENS, _TEXT, _NEW_TOKENS = range(5)
 #: What backends call the end of an answer. What vLLM's says while there is none is "None".
 _ENDS: dict[str, End] = {"stop": "stop", "eos": "stop", "eos_token": "stop", "end_id": "stop", "stop_words": "stop", "length": "length"}
 _NO_END = frozenset({"", "None", "none", "not_finished"})
@@ -33,7 +35,8 @@ class TritonStream:
 
     __slots__ = (
         "_aborted", "_answer_tokens", "_call", "_client", "_continues", "_deadline_ns", "_decode", "_ended", "_events", "_failure", "_finish",
-        "_first", "_flight", "_idle_ns", "_label", "_loop", "_max_tokens", "_model", "_prompt_bytes", "_prompt_tokens", "_text_bytes", "_timer",
+        "_first", "_flight", "_idle_ns", "_label", "_loop", "_max_tokens", "_model", "_new", "_new_data", "_prompt_bytes",
+        "_prompt_tokens", "_roles", "_text_bytes", "_timer", "_told",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +55,16 @@ class TritonStream:
         self._idle_ns = int(patience.inter_token_s * 1e9)
         self._deadline_ns = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._roles = dict.fromkeys(model.outputs, _NOTHING) | {
+            tensor.name: role
+            for tensor, role in (
+                (model.finish, _FINISH), (model.prompt_tokens, _PROMPT_TOKENS), (model.answer_tokens, _NEW_TOKENS), (model.answer, _TEXT)
+            )
+            if tensor is not None
+        }  # fmt: skip
+        self._told = [b"", b"", b""]  # the newest bytes of those that mostly stay the same
+        self._new_data = b""
+        self._new = 0
         self._decode = codecs.getincrementaldecoder("utf-8")("strict").decode
         self._prompt_bytes = prompt_bytes
         self._max_tokens = max_tokens
@@ -176,33 +189,40 @@ class TritonStream:
 
     def _outputs(self, response: Any) -> str:
         """Reads the tensors of one response; gives its text."""
-        model, text = self._model, ""
-        raw = response.raw_output_contents
+        roles, raw = self._roles, response.raw_output_contents
+        outputs = response.outputs
+        if len(outputs) > len(raw):
+            raise EngineError(f"{self._label} sent tensors without their bytes.", hint="Does its model keep to its configuration?")
+        text = ""
         try:
-            for index, output in enumerate(response.outputs):
-                if index >= len(raw):
-                    raise ValueError(f"tensor {output.name} came without its bytes")
-                name, data = output.name, raw[index]
-                if name == model.answer.name:
-                    text += self._decode(b"".join(unpack_texts(data)))
-                elif model.finish is not None and name == model.finish.name:
-                    self._read_finish(b"".join(unpack_texts(data)[:1]).decode("utf-8", "replace"))
-                elif model.prompt_tokens is not None and name == model.prompt_tokens.name and data:
-                    self._prompt_tokens = unpack_number(data, output.datatype)
-                elif model.answer_tokens is not None and name == model.answer_tokens.name and data:
-                    self._answer_tokens = max(self._answer_tokens, 0) + unpack_number(data, output.datatype)
+            for output, data in zip(outputs, raw, strict=False):  # for every token: each look into a message costs
+                role = roles.get(output.name)
+                if role == _TEXT:
+                    size = len(data) - 4
+                    one = size >= 0 and int.from_bytes(data[:4], "little") == size  # nearly always
+                    text += self._decode(data[4:] if one else b"".join(unpack_texts(data)))
+                elif role is None:
+                    raise EngineError(
+                        f"{self._label} answered with {output.name[:80]}, which its configuration does not name.",
+                        hint="Was the model loaded anew? Then ask again.",
+                    )
+                elif role == _NEW_TOKENS:
+                    if data:
+                        if data != self._new_data:
+                            self._new_data, self._new = data, unpack_number(data, output.datatype)
+                        self._answer_tokens = max(self._answer_tokens, 0) + self._new
+                elif role and data and data != self._told[role]:
+                    self._told[role] = data
+                    if role == _FINISH:
+                        self._read_finish(b"".join(unpack_texts(data)[:1]).decode("utf-8", "replace"))
+                    else:
+                        self._prompt_tokens = unpack_number(data, output.datatype)
         except UnicodeDecodeError:
             raise EngineError(f"{self._label} sent text that is not UTF-8.", hint="Its model must answer in UTF-8.") from None
         except ValueError as error:
             raise EngineError(
                 f"{self._label} sent a tensor that cannot be read: {error}.", hint="Does its model keep to its configuration?"
             ) from None
-        strange = [output.name for output in response.outputs if output.name not in model.outputs]
-        if strange:
-            raise EngineError(
-                f"{self._label} answered with {', '.join(strange)[:200]}, which its configuration does not name.",
-                hint="Was the model loaded anew? Then ask again.",
-            )
         return text
 
     def _read_finish(self, reason: str) -> None:
