@@ -135,6 +135,11 @@ class Gateway:
         if self.shared is not None:
             self._tasks.append(loop.create_task(self.shared.keep_telling()))
 
+    def stopping(self) -> None:
+        """The stop begins: what would hold it open for the whole grace time ends now."""
+        self.page.close()
+        self.house.kept.stopping = True
+
     async def stop(self) -> None:
         """Bring what is spooled to the database, within a bound; what is left is drained by the next start."""
         for task in self._tasks:
@@ -322,7 +327,7 @@ async def _serve(settings: Settings, bound: socket.socket, index: int = 0, ready
         if ready is not None:
             ready()
         try:
-            await serve_door(gateway.door, settings.server, bound, gateway.page.close)
+            await serve_door(gateway.door, settings.server, bound, gateway.stopping)
         finally:
             await gateway.stop()
 

@@ -253,6 +253,17 @@ async def test_nobody_comes_back() -> None:
         streams.find("1" * 32, CALLER)
 
 
+async def test_a_stop_waits_for_nobody() -> None:
+    """When the gateway stops, runs that nobody reads are given up at once; those that are read go on."""
+    streams = kept(grace_s=10.0)
+    clients = [Client(), Client()]
+    unread, _ = [opened(streams, client, f"{n}" * 32) for n, client in enumerate(clients)]
+    reader_of(unread).leave()
+    streams.stopping = True
+    streams.look(asyncio.get_running_loop().time())
+    assert [client.given_up for client in clients] == [True, False]
+
+
 # -- whose stream it is
 
 

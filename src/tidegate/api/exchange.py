@@ -41,6 +41,7 @@ from tidegate.core.errors import (
     Forbidden,
     MethodNotAllowed,
     ResumedElsewhere,
+    SlowReader,
     Superseded,
     TidegateError,
 )
@@ -206,6 +207,7 @@ class Exchange(Client):
             raise ClientGone("The client left before its request was answered.")
         else:
             connection.answering = self
+            connection.flow.resume_reading()  # a large body pauses it, and a socket that is not read does not tell that the client left
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -279,7 +281,7 @@ class Exchange(Client):
         unread_ns = self._unread_for_ns(cycle, now_ns)
         if unread_ns > streams.slow_reader_s * 1e9 and (streams.slow_reader == "drop" or self.done or self.reader is not None):
             if not self.done and self.kept is None:
-                self.flight.error_code = "slow_reader"
+                self.flight.error_code = SlowReader.code
             self.flight.decide("slow_reader", unread_bytes=self._unread, waited_s=round(unread_ns / 1e9, 3))
             self.left()
             cycle.transport.abort()

@@ -243,6 +243,7 @@ class KeptStreams:
 
     def __init__(self, settings: StreamSettings) -> None:
         self.settings = settings
+        self.stopping = False  # nobody is waited for any more
         self.size = 0
         self._streams: dict[str, KeptStream] = {}
         self._gone: OrderedDict[str, tuple[str, str]] = OrderedDict()
@@ -302,7 +303,7 @@ class KeptStreams:
         if not self._streams:
             return
         for stream in list(self._streams.values()):
-            if stream.reader is None and now_s - stream.idle_since_s > self.settings.grace_s:
+            if stream.reader is None and (self.stopping or now_s - stream.idle_since_s > self.settings.grace_s):
                 if stream.ended:
                     self.drop(stream)
                 elif stream.run is not None:

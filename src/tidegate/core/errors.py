@@ -27,6 +27,7 @@ sent as `Retry-After` where it is known.
     |-- StoreDown 503
     |   `-- EmbedderDown 503     texts cannot be turned into vectors
     |-- ClientGone 499           nobody is left to answer
+    |   `-- SlowReader 499       the client did not read, and was let go
     |-- Superseded 409           a newer message of the same conversation took its place
     |-- SettingsError            start-up: a setting is wrong
     `-- LocalPartError           start-up: a part on this machine cannot run
@@ -295,6 +296,12 @@ class Superseded(TidegateError):
             hint="Read the answer to the newer message. Without barge-in, both are answered.",
         )
         self.by = by
+
+
+class SlowReader(ClientGone):
+    """The client did not read what it had asked for, and was let go."""
+
+    code = "slow_reader"
 
 
 class SettingsError(TidegateError):

@@ -189,9 +189,12 @@ class Client:
     async def post(self, fields: Any, *, key: str = "data", headers: str = "", path: str = "/v1/chat/completions") -> None:
         await self.send("POST", path, json.dumps(fields).encode(), key=key, headers=headers)
 
-    async def send(self, method: str, path: str, body: bytes = b"", *, key: str = "data", headers: str = "", version: str = "1.1") -> None:
+    async def send(
+        self, method: str, path: str, body: bytes = b"", *, key: str = "data", headers: str = "", version: str = "1.1", cut: int = 0
+    ) -> None:
+        """`cut`: bytes at the end of the body that are not sent."""
         head = f"{method} {path} HTTP/{version}\r\nHost: gateway\r\nAuthorization: Bearer {self.gateway.keys[key]}\r\n{headers}"
-        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[: len(body) - cut]
         await asyncio.get_running_loop().sock_sendall(self.socket, request)
 
     async def read(self, most: int = 65536) -> bytes:

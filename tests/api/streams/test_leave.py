@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -45,7 +46,19 @@ async def after_a_pipelined_request(gateway: Gateway) -> Any:
     return client
 
 
-MOMENTS = [before_the_first_token, between_tokens, of_a_whole_answer, while_it_reads_nothing, after_a_pipelined_request]
+async def after_a_large_body(gateway: Gateway) -> Any:
+    """Its end comes in one piece, while it is waited for: then the socket is paused until somebody says otherwise."""
+    client = await gateway.client()
+    body = json.dumps({"messages": [{"role": "user", "content": "##t=60000##" + " " * 110_000}], "stream": True}).encode()
+    await client.send("POST", "/v1/chat/completions", body, cut=100_000)
+    await until(lambda: len(gateway.house.running) == 1)
+    await asyncio.sleep(0)
+    await asyncio.get_running_loop().sock_sendall(client.socket, body[-100_000:])
+    await until(lambda: gateway.engine.active == 1)
+    return client
+
+
+MOMENTS = [before_the_first_token, between_tokens, of_a_whole_answer, while_it_reads_nothing, after_a_pipelined_request, after_a_large_body]
 
 
 @pytest.mark.parametrize("reset", [False, True])

@@ -8,7 +8,7 @@ ROOMS = ("api", "admission", "retrieval", "pipeline", "engine", "decode", "other
 NAMES = {"engine": "engine, to first token", "decode": "engine, tokens"}
 
 _BY_FIRST_WORD = {
-    "api": "api", "read": "api", "parse": "api", "auth": "api", "receive": "api", "write": "api", "close": "api", "respond": "api",
+    "api": "api", "read": "api", "parse": "api", "auth": "api", "receive": "api", "write": "api", "close": "api", "respond": "api", "replay": "api",
     "admission": "admission", "limits": "admission", "limit": "admission", "queue": "admission", "gate": "admission",
     "retrieval": "retrieval", "retrieve": "retrieval", "embed": "retrieval", "search": "retrieval", "rerank": "retrieval",
     "pipeline": "pipeline", "prompt": "pipeline", "contract": "pipeline", "cite": "pipeline", "stage": "pipeline",

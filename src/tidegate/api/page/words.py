@@ -42,6 +42,7 @@ PARTS = {
     "contract": "the output contract was checked",
     "cite": "the citations were found",
     "embed": "vectors for /v1/embeddings",
+    "replay": "a stream that was kept was read on",
     "respond": "the answer was written",
     "close": "what is left",
 }
