@@ -39,7 +39,8 @@ def house(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (data / "terms.txt").write_text("# ours\nfox\nlazy dogs\n")
     capabilities = data / "capabilities"
     write_capability(capabilities, "ticket", '[[triggers]]\ntext = "[[T]]"\ninsert = "Your ticket is {given}."\n')
-    write_capability(capabilities, "stop", '[[triggers]]\ntext = "[[T]]"\nthen = "stop"\n[guard]\nterms_file = "terms.txt"\non_term = "stop"\n', "quick\n")
+    manifest = '[[triggers]]\ntext = "[[T]]"\nthen = "stop"\n[guard]\nterms_file = "terms.txt"\non_term = "stop"\n'
+    write_capability(capabilities, "stop", manifest, "quick\n")
     process = start_gateway(
         data, postgres_dsn, engine_url, TIDEGATE_GUARD__TERMS_FILE=str(data / "terms.txt"), TIDEGATE_GUARD__MAX_STEP_BACKS="2",
         TIDEGATE_CAPABILITIES__FOLDERS=json.dumps([str(capabilities)]),
