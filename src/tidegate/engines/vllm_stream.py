@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from tidegate.core.chunk import Chunk, Usage
+from tidegate.engines.answer import TOKEN_CHARS
 from tidegate.engines.dialect import Dialect
 from tidegate.engines.stream import Stream
 
@@ -15,6 +16,9 @@ _IDS = b',"token_ids":['
 _PROMPT_IDS = b',"prompt_token_ids":['
 _PROMPT_TEXT = b',"prompt_text":null'
 _NO_LOGPROBS = b'"logprobs":null'
+#: How an event ends, and how one whose last member is the ids does.
+_END = b"}]}"
+_END_OF_IDS = b"]" + _END
 
 _ints = msgspec.json.Decoder(list[int]).decode
 
@@ -27,7 +31,7 @@ class VllmDialect(Dialect):
     begun before, so that it may end without a word more; `begun` tokens of it stand at the end of the prompt and count as completion.
     """
 
-    __slots__ = ("_begun", "_forwards", "_held", "_shows_ids")
+    __slots__ = ("_begun", "_forwards", "_held", "_shows_ids", "_tail", "_tail_size")
 
     def __init__(self, label: str, *, shows_ids: bool = False, forwards: bool = True, continues: bool = False, begun: int = 0) -> None:
         super().__init__(label)
@@ -35,11 +39,17 @@ class VllmDialect(Dialect):
         self._forwards = forwards
         self._begun = begun
         self._held: list[int] = []
+        self._tail = b""  # what lies between the text and the ids of all usual events, once that is known
+        self._tail_size = 0
         self.said = continues
         self.known = begun
 
     def chunk(self, data: bytes, at_ns: int) -> Chunk | None:
         """See `Dialect.chunk`."""
+        if self._tail_size and data.startswith(self._head) and data.endswith(_END_OF_IDS):
+            chunk = self._usual(data, at_ns)
+            if chunk is not None:
+                return chunk
         at = data.find(_IDS)
         if at < 0:
             chunk = super().chunk(self._without_prompt(data) if self._prompt is None else data, at_ns)
@@ -52,11 +62,16 @@ class VllmDialect(Dialect):
         if self._prompt is None:
             bare = self._without_prompt(bare)
         guessed = self.guessed
+        if not self._head_size:
+            self.guessed = self.known  # by which the base counts when to look for a frame
         chunk = super().chunk(bare, at_ns)
         if chunk is None:
             return None
         self.guessed = guessed
         self.known += len(ids)
+        if self._head_size and not self._tail_size and self._foot.endswith(_END) and self._forwards and not self._shows_ids:
+            self._tail = self._foot[: -len(_END)] + _IDS
+            self._tail_size = len(self._tail)
         if not self._forwards:
             chunk.raw = None
         elif self._shows_ids:
@@ -71,6 +86,26 @@ class VllmDialect(Dialect):
             if chunk.kind == "notice" and chunk.finish is None and not self._shows_ids and _NO_LOGPROBS in bare:
                 chunk.raw = None  # sent only because we asked for the ids
         return chunk
+
+    def _usual(self, data: bytes, at_ns: int) -> Chunk | None:
+        """A piece of text in the frame of those before it, read without a decoder (see `Dialect._learn_frame`); None where it is not that plain."""
+        at = data.rfind(b"[") + 1
+        told = data[self._head_size : at]
+        if self._held or not told.endswith(self._tail):
+            return None
+        told = told[: -self._tail_size]
+        if not told or 34 in told or 92 in told:  # a quote, a backslash
+            return None
+        try:
+            text = told.decode()
+        except UnicodeDecodeError:
+            return None
+        if len(text) > TOKEN_CHARS or not text.isprintable():
+            return None
+        ids = _ints(data[at - 1 : -len(_END)])
+        self.known += len(ids)
+        self.said = True
+        return Chunk(at_ns, "text", text, data[: at - len(_IDS)] + _END, None, None, None, ids)
 
     def count(self, prompt: int, completion: int, cached: int = 0, reasoning: int = 0) -> Usage:
         """See `Answer.count`."""
