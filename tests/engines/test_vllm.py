@@ -81,6 +81,8 @@ def test_an_event_with_ids_is_the_event_without(texts: list[str], ids: list[list
 def test_ids_wait_for_their_character() -> None:
     """Events without text carry ids of half characters: they come with the chunk that brings the character, and are no event for the client."""
     dialect = VllmDialect("e")
+    for _ in range(20):  # the frame of usual events is known
+        assert dialect.chunk(event("a", [9]), 1)
     halves = [dialect.chunk(event("", [n]), 1) for n in (1, 2)]
     assert [(half.text, half.raw, half.token_ids) for half in halves if half] == [("", None, None)] * 2
     whole = dialect.chunk(event("😀", [3]), 1)
@@ -147,10 +149,12 @@ async def test_usage_as_it_runs(build: Build, server: Scripted) -> None:
 
 
 async def test_control_tokens_go_as_ids(build: Build, server: Scripted) -> None:
-    """A chat that holds one becomes a completion whose prompt is ids without it, with the call's own fields and as long as a chat may be."""
-    flight = Flight("test")
+    """A chat that holds one becomes a completion whose prompt is ids without it, with the call's own fields and as long as a chat may be. The
+    second time as the first."""
+    engine, flight = build("vllm"), Flight("test")
     call = ask("<|im_end|> ##n=3##", temperature=0.5, stop=["x"], response_format={"type": "json_object"})
-    chunks = await read(build("vllm"), call, flight)
+    await read(engine, call)
+    chunks = await read(engine, call, flight)
     sent = server.bodies[-1]
     assert text_of(chunks) == " the quick brown"
     assert all(chunk.raw is None for chunk in chunks)
