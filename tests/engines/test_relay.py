@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from tidegate.bench.scripted import Scripted
@@ -64,6 +65,7 @@ async def apart(cut: int) -> AsyncIterator[Apart]:
         yield server
     finally:
         listening.close()
+        await listening.wait_closed()
 
 
 @pytest.mark.parametrize("cut", range(len(HEAD), len(ANSWER), 5))
@@ -178,6 +180,7 @@ async def saying(*payloads: str, named: bool = False, done: bool = True) -> Asyn
         yield "http://{}:{}".format(*listening.sockets[0].getsockname()[:2])
     finally:
         listening.close()
+        await listening.wait_closed()
 
 
 ANTHROPIC = (
@@ -268,11 +271,29 @@ async def test_a_cut_after_n_tokens_counts_n(build: Build) -> None:
 
 
 async def test_half_a_surrogate_pair_is_noted(build: Build) -> None:
-    """Half a pair is replaced, and the flight says so."""
+    """Half a pair is replaced, payloads can be read by every JSON reader, and the flight counts."""
     flight = Flight("test")
-    text = '{"choices":[{"index":0,"delta":{"content":"a\\ud83d"}}]}'
-    async with saying(text, '{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}') as url:
-        got, error = await said(build, url, flight)
-    assert error is None
-    assert "".join(chunk.text for chunk in got) == "a\ufffd"
-    assert "engine_surrogates_replaced" in [what for _, what, _ in flight.decisions]
+    got: list[Chunk] = []
+    async with asyncio.timeout(BOUND_S):
+        await (await build("openai").start(ask("##n=3,m=surrogates##"), flight)).relay(got.extend)
+    assert "".join(chunk.text for chunk in got) == "\ufffd the\ufffd quick\ufffd brown"
+    assert all(msgspec.json.decode(chunk.raw) for chunk in got if chunk.raw is not None)
+    assert ("engine_surrogates_replaced", {"count": 3}) in [(what, facts) for _, what, facts in flight.decisions]
+
+
+async def test_busy_in_the_middle(build: Build) -> None:
+    """A 429 inside a stream comes after its text, with its status, its code and when to come back."""
+    got: list[Chunk] = []
+    async with asyncio.timeout(BOUND_S):
+        stream = await build("openai").start(ask("##n=8,k=3,m=busy_event##"), Flight("test"))
+        with pytest.raises(EngineRefused, match="slow down") as caught:
+            await stream.relay(got.extend)
+    assert "".join(chunk.text for chunk in got) == " the quick brown"
+    assert (caught.value.http_status, caught.value.public_code, caught.value.retry_after_s) == (429, "rate_limit_exceeded", 7.0)
+
+
+async def test_a_picture_for_a_model_of_text(build: Build) -> None:
+    """What llama.cpp calls its own failure is the caller's 400."""
+    with pytest.raises(EngineRefused, match="image input is not supported") as caught:
+        await build("openai").start(ask("##m=image_llama##"), Flight("test"))
+    assert caught.value.http_status == 400

@@ -359,6 +359,7 @@ async def test_an_engine_that_closes_its_half() -> None:
         with pytest.raises(EngineCut):
             await body_of(await pool.send(ASK.replace(b"/", b"/cut", 1), Flight("test")))
     server.close()
+    await server.wait_closed()
 
 
 async def read(engine: OpenAIHttp) -> None:

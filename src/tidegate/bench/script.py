@@ -205,6 +205,8 @@ def _whole(request: Request) -> Iterator[Step]:
         yield Act.HANG
     elif orders.fault == "error_event":
         yield json_response(500, {"error": _ERROR})
+    elif orders.fault == "busy_event":
+        yield json_response(429, {"error": _BUSY}, b"retry-after: 7")
     elif orders.fault == "huge_line":
         yield b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
         yield from _endless()
@@ -315,13 +317,14 @@ def _last_events(request: Request, tokens: int, finish: str, line_end: bytes) ->
 
 _INTERRUPTED = frozenset(
     {
-        "cut", "cut_event", "reset", "end_early", "error_event", "stall", "stall_comments", "junk_json", "bad_utf8", "bad_chunk",
+        "cut", "cut_event", "reset", "end_early", "error_event", "busy_event", "stall", "stall_comments", "junk_json", "bad_utf8", "bad_chunk",
         "huge_line", "abort",
     }
 )  # fmt: skip
 #: Faults that happen at token k.
 _AT_TOKEN = _INTERRUPTED
 _ERROR = {"message": "the engine died", "type": "server_error", "code": "engine_dead", "status": 503}
+_BUSY = {"message": "slow down", "type": "rate_limit_error", "code": "rate_limit_exceeded", "status": 429, "retry_after": 7}
 
 
 def _interruption(fault: str, payload: str) -> Iterator[Step]:
@@ -336,8 +339,8 @@ def _interruption(fault: str, payload: str) -> Iterator[Step]:
     elif fault == "cut_event":
         yield b"data: " + payload[: len(payload) // 2].encode()
         yield Act.CLOSE
-    elif fault == "error_event":
-        yield b"data: " + _json({"error": _ERROR}).encode() + b"\n\n"
+    elif fault in ("error_event", "busy_event"):
+        yield b"data: " + _json({"error": _ERROR if fault == "error_event" else _BUSY}).encode() + b"\n\n"
     elif fault == "stall":
         yield Act.HANG
     elif fault == "stall_comments":
@@ -384,6 +387,8 @@ def _payloads(request: Request, words: list[str]) -> Iterator[str]:
 
 def _event(payload: str, number: int, fault: str, line_end: bytes) -> bytes:
     data = payload.encode()
+    if fault == "surrogates":
+        data = data.replace(b'"content":"', b'"content":"\\ud83d', 1)
     if fault == "multiline":
         at = data.index(b",") + 1
         body = b"data: " + data[:at] + line_end + b"data:" + data[at:]
@@ -579,6 +584,9 @@ _REFUSALS = {
     "context_llama": _error(
         400, "the request exceeds the available context size, try increasing it",
         type="exceed_context_size_error", code=400, n_prompt_tokens=9000, n_ctx=8192,
+    ),
+    "image_llama": _error(
+        500, "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj", type="server_error", code=500,
     ),
     "content_type": _response(200, b"text/html", b"<html><body>Welcome to the proxy</body></html>"),
     "redirect": _response(307, b"text/plain", b"", b"location: http://elsewhere.invalid/v1/chat/completions"),
