@@ -1,5 +1,8 @@
-"""Going on from the middle of an answer, at servers with llama.cpp's routes: a completion whose prompt is the ids of the first prompt and of
-what was said. Text from outside stays text in it."""
+"""Going on from the middle of an answer: a completion whose prompt is the ids of the first prompt and of what was said.
+
+For servers with /tokenize, /detokenize and /apply-template as llama.cpp has them; other adapters replace how these are asked. Text from outside
+stays text in such a prompt.
+"""
 
 from __future__ import annotations
 
