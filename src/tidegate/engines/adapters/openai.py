@@ -1,4 +1,4 @@
-"""Any server with OpenAI's API: OpenAI itself, vLLM, SGLang, TGI, and the many others."""
+"""Any server with OpenAI's API: OpenAI itself, and the many others that have no adapter of their own."""
 
 from __future__ import annotations
 
