@@ -88,6 +88,7 @@ class Gateway:
         self.store = Postgres(settings.store)
         self.fleet = Fleet(settings.engines)
         self.capabilities = load_all(settings.capabilities.folders)
+        self._refuse_keeping_apart()
         self.embedder = embedder
         self.seal = Seal(data / "secret")
         self.spool = Spool(Path(settings.spool.folder) if settings.spool.folder else data / "spool", settings.spool)
@@ -103,7 +104,6 @@ class Gateway:
             self.keys, sinks, self.seal.derive("page sessions"), self.seal.seal, settings.server.max_body_bytes, settings.server.deadline_s,
             settings.streams, settings.server.head_wait_s, settings.server.keepalive_s,
         )
-        self._refuse_keeping_apart()
         self._figures: dict[str, Any] = {}
         self._figures_ns = 0
         self._figures_lock = asyncio.Lock()

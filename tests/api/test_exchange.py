@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from tidegate.api.auth import KeyRing
 from tidegate.api.exchange import Exchange, House
-from tidegate.core.ask import Caller
-from tidegate.core.errors import SettingsError
+from tidegate.core.ask import Caller, Deadline
+from tidegate.core.errors import NotFound, SettingsError
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import KeptText
 from tidegate.stores.systems.memory import Memory
@@ -59,3 +63,88 @@ async def test_text_that_cannot_be_kept_stops_no_answer(failure: Exception, stre
     assert sent[-1]["body"] == (b"last" if stream else b'"words"\n')
     [(record, kept)] = notes.given
     assert (record.end, record.http_status, record.kept, kept) == ("stop", 200, False, None)
+
+
+async def returns_without_an_answer(exchange: Exchange) -> None:
+    exchange.new_ask(KEPT)
+
+
+async def refuses(exchange: Exchange) -> None:
+    raise NotFound("There is none.")
+
+
+async def breaks(exchange: Exchange) -> None:
+    raise ZeroDivisionError
+
+
+async def breaks_in_the_stream(exchange: Exchange) -> None:
+    exchange.start_stream(b"data: x\n\n")
+    raise ZeroDivisionError
+
+
+async def breaks_after_its_end(exchange: Exchange) -> None:
+    await exchange.json(200, b"{}")
+    raise ZeroDivisionError
+
+
+async def is_stopped(exchange: Exchange) -> None:
+    raise asyncio.CancelledError
+
+
+async def runs_late(exchange: Exchange) -> None:
+    exchange.new_ask(KEPT).deadline = Deadline(0.0)
+    exchange.watch()
+    exchange.look(time.perf_counter_ns())
+    await asyncio.sleep(10)
+
+
+async def is_left(exchange: Exchange) -> None:
+    exchange.new_ask(KEPT)
+    exchange.watch()
+    exchange.left()
+    exchange.left()
+    await asyncio.sleep(10)
+
+
+async def is_left_when_late(exchange: Exchange) -> None:
+    exchange.new_ask(KEPT).deadline = Deadline(0.0)
+    exchange.watch()
+    exchange.left()
+    exchange.look(time.perf_counter_ns())
+    await asyncio.sleep(10)
+
+
+async def answers_twice(exchange: Exchange) -> None:
+    exchange.flight.end = "stop"
+    exchange.start_stream(b"data: x\n\n")
+    await exchange.end_stream(b"data: [DONE]\n\n")
+    raise NotFound("Too late.")
+
+
+@pytest.mark.parametrize(
+    ("route", "end", "status"),
+    [
+        (returns_without_an_answer, "error", 500), (refuses, "refused", 404), (breaks, "error", 500), (breaks_in_the_stream, "error", 200),
+        (breaks_after_its_end, "error", 200), (is_stopped, "error", 503), (runs_late, "error", 504), (is_left, "client_gone", 499),
+        (is_left_when_late, "client_gone", 499), (answers_twice, "stop", 200),
+    ],
+)  # fmt: skip
+async def test_every_way_out_books_one_flight(route: Callable[[Exchange], Awaitable[None]], end: str, status: int) -> None:
+    """However a route ends, there is exactly one flight, and nothing runs on."""
+    notes = Notes()
+
+    async def send(message: dict[str, Any]) -> None: ...
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    house = House(KeyRing(Memory(), {}, refresh_s=1.0), [notes], b"secret", lambda flight_id, text: b"", 1000, 10.0)
+    before = asyncio.all_tasks()
+    with contextlib.suppress(asyncio.CancelledError):
+        await Exchange(house, {"path": "/v1/x", "method": "POST", "headers": []}, receive, send).run(route)
+    [(record, _)] = notes.given
+    assert (record.end, record.http_status) == (end, status)
+    assert not house.running
+    for task in asyncio.all_tasks() - before:  # whoever waits to see the client leave ends with the connection
+        task.cancel()

@@ -423,7 +423,7 @@ class Exchange(Client):
             self._task.uncancel()
             if self.superseded_by:
                 await self._fail(Superseded(self.superseded_by))
-            elif not self.expired:
+            elif not self.expired or (self.gone and self.kept is None):
                 self._book("client_gone", 499)
             else:
                 seconds = self.house.deadline_s

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 from tests.api.streams.conftest import FAST, Gateway, Open, until
 
 from tidegate.api.coalesce import coalesce
@@ -152,3 +154,41 @@ def test_the_newest_count_stands() -> None:
     merged = coalesce(events)
     assert merged.startswith(b"event: token\ndata: ")
     assert json.loads(merged.partition(b"data: ")[2]) == {"text": "ab", "usage": {"completion_tokens": 2}}
+
+
+KINDS = ("content", "reasoning_content", "other", "end", "odd")
+
+
+@hypothesis.given(st.lists(st.tuples(st.sampled_from(KINDS), st.text(max_size=5)), max_size=30))
+def test_merging_changes_no_text(said: list[tuple[str, str]]) -> None:
+    """Whatever comes after whatever, the text of each kind is the same, in the same order between what is not merged."""
+
+    def event(kind: str, text: str) -> bytes:
+        if kind == "end":
+            return b"data: [DONE]\n\n"
+        if kind == "odd":
+            return b"event: x\ndata: " + json.dumps({"text": text}).encode() + b"\n\n"
+        if kind == "other":
+            return b"event: token\ndata: " + json.dumps({"text": text}).encode() + b"\n\n"
+        return chat(**{kind: text})
+
+    def told(events: bytes) -> list[tuple[str, str]]:
+        """Texts in a row of one kind as one."""
+        rows: list[tuple[str, str]] = []
+        for one in events.split(b"\n\n")[:-1]:
+            head, _, data = one.partition(b"data: ")
+            if data == b"[DONE]":
+                rows.append(("end", ""))
+                continue
+            whole = json.loads(data)
+            kind, text = (head.decode(), whole["text"]) if "text" in whole else next(iter(whole["choices"][0]["delta"].items()))
+            if rows and rows[-1][0] == kind and kind != "event: x\n":
+                rows[-1] = (kind, rows[-1][1] + text)
+            else:
+                rows.append((kind, text))
+        return rows
+
+    events = b"".join(event(kind, text) for kind, text in said)
+    merged = coalesce(events)
+    assert told(merged) == told(events)
+    assert len(merged) <= len(events)
