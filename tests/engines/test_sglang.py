@@ -64,7 +64,7 @@ def generate(fields: dict[str, Any]) -> Any:
     rest = ANSWER.removeprefix(said)
     if not fields.get("stream"):
         assert fields["sampling_params"]["max_new_tokens"] == 1
-        banned = fields["sampling_params"].get("logit_bias", {})
+        banned = {token for token, weight in fields["sampling_params"].get("logit_bias", {}).items() if type(weight) is float and weight < -100}
         token = next(token for token in [*TOKENS.encode(rest[:1]), *range(197, 300)] if str(token) not in banned)
         reason = {"type": "length", "length": 1}
         return {"text": TOKENS.decode([token]), "output_ids": [token], "meta_info": meta(1, reason)}

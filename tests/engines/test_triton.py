@@ -500,11 +500,25 @@ async def test_leaving_before_the_first_token(make: Make, server: StandIn) -> No
 
 async def test_an_end_is_no_cancel(make: Make, server: StandIn) -> None:
     """An answer that ended well ends the call well: the server sees no cancel."""
+
+    async def slow_to_close(request: Request) -> AsyncIterator[Any]:
+        yield response(True, text_output="all")
+        await asyncio.sleep(0.05)  # a server that has a little more to do before it closes the call
+
+    server.script = slow_to_close
     engine = make()
     for _ in range(5):
         await read(engine, ask())
     await until(lambda: server.active == 0)
     assert server.cancelled == 0
+
+
+async def test_a_call_that_is_never_closed_is_cancelled_after_a_moment(make: Make, server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that does not close the call of a whole answer keeps nothing of ours."""
+    monkeypatch.setattr("tidegate.engines.triton_client.DRAIN_S", 0.05)
+    server.script = lambda request: hang(response(True, text_output="all"))
+    assert text_of(await read(make(), ask())) == "all"
+    await until(lambda: server.active == 0)
 
 
 async def test_a_taker_that_waits_gets_everything_in_order(make: Make, server: StandIn) -> None:
