@@ -125,6 +125,20 @@ def test_several_tokens_in_one_event() -> None:
     assert (chunk.text, chunk.token_ids) == (" the quick", [1, 2])
 
 
+def test_tokens_of_a_tool_call_are_an_estimate() -> None:
+    """vLLM's parser keeps tokens of a tool call to itself: counted ids are exact no more, until the engine tells its own figures."""
+    dialect = VllmDialect("e")
+    dialect.count_prompt(3)
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+    said = {"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "logprobs": None, "finish_reason": None, "token_ids": [1, 2]}]}
+    chunk = dialect.chunk(msgspec.json.encode(said), 1)
+    assert chunk is not None
+    assert (chunk.kind, chunk.token_ids) == ("tool_call", None)
+    assert (dialect.best_usage(0).completion_tokens, dialect.best_usage(0).exact) == (2, False)
+    dialect.chunk(b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}', 2)
+    assert (dialect.best_usage(0).completion_tokens, dialect.best_usage(0).exact) == (9, True)
+
+
 # -- what is sent
 
 

@@ -31,7 +31,7 @@ class VllmDialect(Dialect):
     begun before, so that it may end without a word more; `begun` tokens of it stand at the end of the prompt and count as completion.
     """
 
-    __slots__ = ("_begun", "_forwards", "_held", "_shows_ids", "_tail", "_tail_size")
+    __slots__ = ("_begun", "_forwards", "_held", "_shows_ids", "_tail", "_tail_size", "_tools")
 
     def __init__(self, label: str, *, shows_ids: bool = False, forwards: bool = True, continues: bool = False, begun: int = 0) -> None:
         super().__init__(label)
@@ -41,6 +41,7 @@ class VllmDialect(Dialect):
         self._held: list[int] = []
         self._tail = b""  # what lies between the text and the ids of all usual events, once that is known
         self._tail_size = 0
+        self._tools = False
         self.said = continues
         self.known = begun
 
@@ -81,11 +82,19 @@ class VllmDialect(Dialect):
         if chunk.text:
             chunk.token_ids = ids
             self._held = []
+        elif chunk.kind == "tool_call":
+            self._tools = True
+            self._held = []
         else:
             self._held = ids
             if chunk.kind == "notice" and chunk.finish is None and not self._shows_ids and _NO_LOGPROBS in bare:
                 chunk.raw = None  # sent only because we asked for the ids
         return chunk
+
+    def best_usage(self, prompt_bytes: int) -> Usage:
+        """See `Answer.best_usage`. Of a tool call vLLM's parser keeps some tokens to itself, so that ids do not count them all."""
+        usage = super().best_usage(prompt_bytes)
+        return msgspec.structs.replace(usage, exact=False) if self._tools and self.usage is None else usage
 
     def _usual(self, data: bytes, at_ns: int) -> Chunk | None:
         """A piece of text in the frame of those before it, read without a decoder (see `Dialect._learn_frame`); None where it is not that plain."""

@@ -43,14 +43,18 @@ async def test_leaving_a_stream_frees_the_engine(target: Target, engine: Engine)
 
 @pytest.mark.parametrize("how", ["streamed", "whole"])
 async def test_a_cancelled_task_frees_the_engine(target: Target, engine: Engine, how: str) -> None:
-    """Cancelling whoever waits for an answer, streamed or whole, ends the engine's work on it."""
+    """Cancelling whoever waits for an answer, streamed or whole, ends the engine's work on it long before its end."""
     call = target.call("long")
+    before = await generated(engine)
     work = asyncio.create_task(read(engine, call) if how == "streamed" else engine.whole(call, Flight("test")))  # type: ignore[arg-type]
     await busy(target, engine)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
     await free(target, engine)
+    after = await generated(engine)
+    if before is not None and after is not None:
+        assert after - before < call.body["max_tokens"] / 2
     assert text_of(await read(engine, target.call("short")))
 
 
@@ -61,7 +65,9 @@ async def test_leaving_before_the_first_token(target: Target, engine: Engine) ->
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
-    await free(target, engine)
+    told = await free(target, engine)
+    if target.real and running_is_told(engine) and "cancel_prefill" in cannot(engine):
+        assert len(told) > 1  # it went on reading, and was not called free meanwhile
     assert text_of(await read(engine, target.call("short")))
 
 
@@ -158,9 +164,9 @@ async def busy(target: Target, engine: Engine) -> None:
     await until(lambda: _active(target, engine), lambda count: count != 0)
 
 
-async def free(target: Target, engine: Engine) -> None:
-    """Wait until the engine works on nothing any more."""
-    await until(lambda: _active(target, engine), lambda count: count == 0)
+async def free(target: Target, engine: Engine) -> list[int | None]:
+    """Wait until the engine works on nothing any more; what it told on the way."""
+    return await until(lambda: _active(target, engine), lambda count: count == 0)
 
 
 async def _active(target: Target, engine: Engine) -> int | None:
