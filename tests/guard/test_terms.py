@@ -24,7 +24,8 @@ ALPHABET = (
     "bomsaway etcschnfurixy+-_.[]BOM\n\t\u00a0\u3000炸弹药库한글하\u1112\u1161\u11ab\u11a8ﬁﬀßİαι\u0345ᾳกข\u0e31"
     "\u0301\u0308\u0323\u0336\u0307\u200b\u200d\u00ad\ufe0f\x00оаьё\u0435\u0308ＢｏㇺéÉöＡ㎏ｶﾞ\uff9e\u0bc6\u0bbe\U0001f4a3"
 )
-texts = st.text(alphabet=ALPHABET, max_size=24) | st.lists(
+PLAIN = "bomswayab  _-,.1+c\x7f\u0301"
+texts = st.text(alphabet=ALPHABET, max_size=24) | st.text(alphabet=PLAIN, max_size=24) | st.lists(
     st.sampled_from([*TERMS, "b\u200bomb", "BOMB", "e\u0301tat", "bоmb", "foo \n\u00a0bar", " ", "x", "\u0301", "\u0323"]), max_size=6
 ).map("".join)
 compiled = st.sampled_from([WORDS, ANYWHERE, EXACT])

@@ -173,7 +173,7 @@ class Scan:
     """
 
     __slots__ = (
-        "_alive", "_base", "_calm", "_end", "_fed", "_marks", "_open", "_open_len", "_pending", "_shift", "_spans", "_unseen",
+        "_alive", "_base", "_calm", "_end", "_fed", "_in_word", "_marks", "_open", "_open_len", "_pending", "_shift", "_spans", "_unseen",
         "free", "keep_all", "terms", "window",
     )  # fmt: skip
 
@@ -194,40 +194,51 @@ class Scan:
         self._unseen = 0
         self._pending: list[Hit] = []  # terms at the very end: what comes next says whether they end there
         self._calm = False  # nothing is open: `feed` may take the short way
+        self._in_word = False  # whether it ends in a word; kept only while `_calm`
         self.keep_all = False
 
     def feed(self, text: str) -> Hit | None:
         """The next piece of the text. Returns the hit, if that is what it leads to; then `free` ends where the hit begins."""
-        terms = self.terms
-        if self._calm and len(text) > 1 and text.isascii():
-            # A word of plain letters, with or without a blank before it, or the rest of one: most of what is ever fed.
-            begin = -2
-            if text.isalpha():
-                begin = -1 if _is_word(self._open) else 0
-            elif text[0] == " " and self._open != " " and text[1:].isalpha():
+        if not self._calm or not text.isascii():
+            return self._feed(text) if text else None
+        # A word of plain letters, with or without a blank before it, or the rest of one, or one other sign: most of what is ever fed.
+        size = len(text)
+        if size == 1:
+            if text.isalnum() or text == " " or not text.isprintable() or text in self.terms.roads:
+                return self._feed(text)
+            self.window = self.window[-1:] + text
+            self._base = self._end - 1
+            self._in_word = text == "_"
+            far = 0
+        else:
+            norm = text.lower()
+            if text.isalnum():
+                begin = -1 if self._in_word else 0
+            elif text[0] == " " and self._open != " " and text[1:].isalnum():
                 begin = 1
-            if begin != -2:
-                norm = text.lower()
-                far = 0
-                if begin >= 0 and (road := terms.roads.get(norm[begin])) is not None:
+            else:
+                return self._feed(text)
+            far = 0
+            if begin >= 0:
+                road = self.terms.roads.get(norm[begin])
+                if road is not None:
                     rest = norm[begin:] if begin else norm
                     far = road.longest_prefix(rest)
                     if far >= road.lengths[0]:
                         return self._feed(text)  # there may be a whole term in it
-                    if far == len(rest):
+                    if far == size - begin:
                         self._alive = [self._end + begin]
                         self._calm = False
                     else:
                         far = 0
-                end = self._base = self._end
-                self.window = norm
-                size = len(norm)
-                self._end = end + size
-                self._fed = fed = self._fed + size
-                self.free = fed - far
-                self._open = text[-1]
-                return None
-        return self._feed(text) if text else None
+            self._base = self._end
+            self.window = norm
+            self._in_word = True
+        self._end += size
+        self._fed += size
+        self.free = self._fed - far
+        self._open = text[-1]
+        return None
 
     def _feed(self, text: str) -> Hit | None:
         terms = self.terms
@@ -260,6 +271,7 @@ class Scan:
             live == tail and not self._pending and not self._marks and not self._unseen and self._open_len == 1
             and self._fed - self._end == self._shift and terms.only_words and not self.keep_all
         )  # fmt: skip
+        self._in_word = self._calm and _is_word(self._open)
         keep = min(live, tail - self._open_len) - 1
         if keep > 0 and not self.keep_all:
             self.window = window[keep:]

@@ -52,13 +52,14 @@ class Watch:
     The answer, the reasoning and each tool call are texts of their own: a term does not reach from one into another.
     """
 
-    __slots__ = ("_asides", "_control", "_held", "_ids", "_reasoning", "_scan", "_starts", "_told", "sent")
+    __slots__ = ("_asides", "_control", "_held", "_ids", "_only_terms", "_reasoning", "_scan", "_starts", "_told", "sent")
 
     def __init__(self, control: Control, told: Told) -> None:
         self._control = control
         self._told = told
         self._scan = Scan(control.terms) if control.terms is not None else None
         self._starts = Scan(control.starts) if control.starts is not None else None
+        self._only_terms = self._scan is not None and not control.triggers
         self._ids: list[tuple[int, int]] = []  # the last token ids, each with where its piece begins
         #: What waits: chunk, where its text ends in the answer (0: it has none there), and which places of which other text must be free.
         self._held: list[tuple[Chunk, int, list[tuple[_Aside, int]]]] = []
@@ -73,6 +74,20 @@ class Watch:
         `own`: the text is ours, and fires no trigger.
         """
         text = chunk.text
+        if self._only_terms and chunk.kind == "text" and text and not self._held and chunk.finish is None and not self._reasoning:
+            scan = self._scan
+            assert scan is not None
+            end = self._told.chars
+            hit = scan.feed(text)
+            if hit is None and scan.free == end:  # nearly always
+                self.sent = end
+                out.append(chunk)
+                return None
+            self._held.append((chunk, end, []))
+            if hit is not None:
+                return self._stopped(self._banned(hit))
+            self._release(scan.free, out)
+            return None
         if chunk.kind == "text" and text:
             end = self._told.chars
             if self._reasoning:
