@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tidegate.core.chunk import Chunk, ToolDelta, Usage
 from tidegate.core.errors import EngineCut, EngineEmpty, EngineError, EngineRefused, TidegateError
 from tidegate.engines.dialect import Dialect
+from tidegate.engines.gather import Gathered
 
 from . import recorded
 
@@ -222,6 +223,23 @@ def test_the_older_function_call() -> None:
     chunk = Dialect("E").chunk(delta(function_call={"name": "f", "arguments": "{}"}), 0)
     assert chunk is not None
     assert chunk.tools == [ToolDelta(0, "", "f", "{}")]
+
+
+@pytest.mark.parametrize("index", [-1, 1 << 70, None, "one"])
+def test_a_call_with_an_impossible_number_is_still_one_call(index: object) -> None:
+    """A number that cannot be meant is none: the call gets the next, streamed and put together."""
+    pieces = [{"index": index, "id": "c", "function": {"name": "f", "arguments": "{"}}, {"index": index, "function": {"arguments": "}"}}]
+    dialect, whole = Dialect("E"), Gathered()
+    found: list[ToolDelta] = []
+    for piece in pieces:
+        payload = delta(tool_calls=[piece])
+        chunk = dialect.chunk(payload, 0)
+        assert chunk is not None
+        found += chunk.tools or ()
+        whole.add(payload)
+    assert [(call.index, call.arguments) for call in found] == [(0, "{"), (0, "}")]
+    calls = msgspec.json.decode(whole.json())["choices"][0]["message"].get("tool_calls")
+    assert calls == ([{"id": "c", "function": {"name": "f", "arguments": "{}"}}] if not isinstance(index, int) else [])
 
 
 @pytest.mark.parametrize("calls", [7, "x", [7, None], [{"function": "f", "index": "one"}], [{"index": None, "function": {"name": 7}}]])
@@ -523,6 +541,25 @@ def test_a_recorded_answer_is_the_same_however_its_bytes_come(name: str) -> None
             stream = b"\xef\xbb\xbf" + b"".join(b": hello%b" % line_end + b"data: " + one + line_end * 2 for one in answer)
             found = recorded.relay([stream[at : at + size] for at in range(0, len(stream), size)])
             assert (found[0], type(found[1])) == (chunks, type(error)), line_end
+
+
+@needs_data
+def test_recorded_answers_put_together_say_the_same() -> None:
+    """A whole answer gathered from a recorded stream has the text and the tool calls that its chunks had."""
+    seen = 0
+    for name in EXPECTED:
+        chunks, _, error = recorded.read(recorded.answers(name)[0])
+        if error is not None or any(chunk.raw is None for chunk in chunks) or "completion" in name or "mistral-reasoning" in name:
+            continue  # another dialect; `text`, and a list of parts, are gathered as they are
+        whole = Gathered()
+        for chunk in chunks:
+            whole.add(chunk.raw or b"")
+        message = msgspec.json.decode(whole.json())["choices"][0]["message"]
+        assert message["content"] == ("".join(chunk.text for chunk in chunks if chunk.kind == "text") or message["content"]), name
+        calls = [(call["id"], call["function"]["name"], msgspec.json.decode(call["function"]["arguments"])) for call in message.get("tool_calls", [])]
+        assert calls == recorded.tools_of(chunks), name
+        seen += 1
+    assert seen >= 18
 
 
 @needs_data

@@ -131,7 +131,17 @@ async def test_silence_between_tokens_is_a_stall_however_many_came_before(build:
     got: list[Chunk] = []
     async with asyncio.timeout(BOUND_S):
         stream = await build("openai", inter_token_s=0.2).start(ask("##i=50,n=20,m=stall,k=10##"), Flight("test"))
-        with pytest.raises(EngineStalled):
+        with pytest.raises(EngineStalled, match="next token"):
+            await stream.relay(got.extend)
+    assert sum(bool(chunk.text) for chunk in got) == 10
+
+
+async def test_comments_after_tokens_that_came_one_by_one_are_no_sign_of_life(build: Build) -> None:
+    """Keep-alive comments do not put the time-out off, also where the tokens before them were taken without waking a task."""
+    got: list[Chunk] = []
+    async with asyncio.timeout(BOUND_S):
+        stream = await build("openai", inter_token_s=0.3).start(ask("##i=10,n=20,m=stall_comments,k=10##"), Flight("test"))
+        with pytest.raises(EngineStalled, match="next token"):
             await stream.relay(got.extend)
     assert sum(bool(chunk.text) for chunk in got) == 10
 

@@ -90,6 +90,8 @@ _CONTENT = b'"content":"'
 _PROBE = "probe"
 #: No answer has more tokens: what says so is no count.
 _MOST = 1 << 53
+#: A tool call's number from here on is an engine's mistake.
+_MOST_CALLS = 1 << 16
 #: Tries after which an answer whose events have no common frame is no longer asked for one.
 _PATIENCE = 4
 
@@ -339,7 +341,7 @@ class Dialect(Answer):
 
     def _tool_index(self, told: Any, call: ToolDelta) -> int:
         """The call's number; where nobody tells it, a piece with a new id (or a name and no id) is the next call, any other goes on with the last."""
-        if isinstance(told, int):
+        if isinstance(told, int) and 0 <= told < _MOST_CALLS:
             return told
         ids = self._tool_ids
         if call.id and call.id in ids:

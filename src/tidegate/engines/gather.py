@@ -62,6 +62,8 @@ def _grow_message(message: dict[str, Any], delta: dict[str, Any]) -> None:
             continue
         if key in _GROWING and isinstance(value, str):
             message[key] = (message.get(key) or "") + value
+        elif isinstance(value, list) and isinstance(message.get(key), list) and key != "tool_calls":
+            message[key] = message[key] + value  # parts
         elif key == "tool_calls":
             _grow_tool_calls(message.setdefault("tool_calls", []), value)
         else:
@@ -70,18 +72,20 @@ def _grow_message(message: dict[str, Any], delta: dict[str, Any]) -> None:
 
 def _grow_tool_calls(calls: list[dict[str, Any]], pieces: list[dict[str, Any]]) -> None:
     for piece in pieces:
-        index = piece.get("index", len(calls))
-        while len(calls) <= index < len(calls) + 64:  # an index far off is an engine's mistake, not a reason to make room
-            calls.append({})
-        if index >= len(calls):
+        index = piece.get("index")
+        if not isinstance(index, int):  # not numbered: what has an id begins a call, anything else goes on with the last
+            index = len(calls) if piece.get("id") or not calls else len(calls) - 1
+        if not 0 <= index < len(calls) + 64:  # an index far off is an engine's mistake, not a reason to make room
             continue
+        while len(calls) <= index:
+            calls.append({})
         call = calls[index]
         for key, value in piece.items():
             if key == "function":
                 function = call.setdefault("function", {"name": "", "arguments": ""})
                 function["name"] += value.get("name") or ""
                 function["arguments"] += value.get("arguments") or ""
-            elif key != "index" and value is not None:
+            elif key != "index" and value not in (None, ""):  # some repeat an empty id with every piece
                 call[key] = value
 
 

@@ -13,6 +13,7 @@ from tidegate.engines.dialect import Dialect
 from tidegate.engines.sse import SseParser
 from tidegate.engines.wire import Patience, Reply
 
+_NEXT = "the next token (inter_token_s)"
 #: Takes a batch; None, or what to await before it takes more.
 Take = Callable[[list[Chunk]], Awaitable[None] | None]
 
@@ -108,8 +109,9 @@ class Stream:
             return False
         if self._ended or self._failure is not None or reply.done or reply.error is not None:
             return False
-        if self._events and not self._until_ns:
-            reply.extend(time.perf_counter_ns() + self._idle_ns)
+        if not self._until_ns:  # an event came: from here on until the next, whatever else comes
+            self._until_ns = until_ns = time.perf_counter_ns() + self._idle_ns
+            reply.extend(until_ns, _NEXT)
         return True
 
     def _step(self) -> list[Chunk]:
@@ -138,7 +140,7 @@ class Stream:
     async def _wait(self) -> None:
         if self._events:
             until_ns = self._until_ns or time.perf_counter_ns() + self._idle_ns
-            waits_for = "the next token (inter_token_s)"
+            waits_for = _NEXT
         else:
             until_ns = self._until_ns
             waits_for = "the first token (first_token_s)"

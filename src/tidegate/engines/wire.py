@@ -107,8 +107,9 @@ class Reply:
             self._pool.watch(until_ns)
         return waiter
 
-    def extend(self, until_ns: int) -> None:
-        """A reader that waits goes on waiting, until then."""
+    def extend(self, until_ns: int, waits_for: str) -> None:
+        """A reader that waits goes on waiting, until then and for this."""
+        self._stall = waits_for
         self._deadline_ns = min(until_ns, self._total_ns)
 
     def abort(self) -> None:
@@ -131,9 +132,12 @@ class Reply:
     # -- the connection's side
 
     def wake(self) -> None:
-        """Something happened: pause a socket whose reader is behind, and wake the reader."""
-        if self.listener is not None and self.listener():
-            return
+        """Something happened, which a listener that takes it all keeps to itself."""
+        if self.listener is None or not self.listener():
+            self.rouse()
+
+    def rouse(self) -> None:
+        """Pause a socket whose reader is behind, and wake the reader."""
         conn = self._conn
         if self._size > HIGH_WATER_BYTES and not self._paused and conn is not None:
             self._paused = True
@@ -258,8 +262,8 @@ class Connection(asyncio.Protocol):
             self._release(reply)
         elif self._barren > MAX_HEAD_BYTES:
             self._fail(EngineError(f"{self.pool.label} sent a response head of more than {MAX_HEAD_BYTES} bytes.", hint=_NOT_HTTP_HINT))
-        elif reply.head_ns:
-            reply.wake()
+        elif reply.head_ns and (reply.listener is None or not reply.listener()):
+            reply.rouse()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
