@@ -138,12 +138,14 @@ class Answer:
     # -- for dialects other than OpenAI's, whose chunks the door renders
 
     def add_text(self, at_ns: int, text: str) -> None:
+        """A piece of the answer; an empty one is none."""
         if text:
             self.said = True
             self.guessed += tokens_in(text)
             self.ready.append(Chunk(at_ns, "text", text))
 
     def add_reasoning(self, at_ns: int, text: str) -> None:
+        """A piece of what the model thinks before or between."""
         if text:
             self.thought = True
             self.guessed += tokens_in(text)
@@ -166,9 +168,11 @@ class Answer:
         self.ready.append(Chunk(at_ns, "notice", "", b'{"choices":[],"object":"chat.completion.chunk","tidegate":{"engine_event":%b}}' % data))
 
     def add_end(self, at_ns: int, end: End) -> None:
+        """How the answer ended, as `end` judged it."""
         self.ready.append(Chunk(at_ns, "notice", finish=end))
 
     def add_usage(self, at_ns: int, usage: Usage) -> None:
+        """The engine's figures, as `count` took them; once, behind the end."""
         self.ready.append(Chunk(at_ns, "usage", usage=usage))
 
 

@@ -18,6 +18,7 @@ _GIVEN_UP: frozenset[str] = frozenset()
 
 
 def begins(event: dict[str, Any]) -> bool:
+    """Whether an Anthropic stream begins by it."""
     return event.get("type") in ("message_start", "content_block_start", "content_block_delta")
 
 
@@ -43,6 +44,7 @@ class Reader:
         self._prompt = self._cached = 0
 
     def read(self, event: dict[str, Any], data: bytes, at_ns: int) -> None:
+        """See `engines.dialects`."""
         kind = text_at(event, "type")
         if kind == "content_block_delta":
             self._delta(event, data, at_ns)

@@ -15,7 +15,8 @@ _BEGINNINGS = frozenset({"message-start", "content-start", "content-delta", "too
 
 
 def begins(event: dict[str, Any]) -> bool:
-    return event.get("type") in _BEGINNINGS if isinstance(event.get("type"), str) else False
+    """Whether a Cohere stream begins by it."""
+    return text_at(event, "type") in _BEGINNINGS
 
 
 class Reader:
@@ -26,6 +27,7 @@ class Reader:
         self._tools: dict[Any, list[Any]] = {}  # by Cohere's index: ours, and whether arguments came
 
     def read(self, event: dict[str, Any], data: bytes, at_ns: int) -> None:
+        """See `engines.dialects`."""
         answer = self._answer
         kind = text_at(event, "type")
         message = dict_at(event, "delta", "message")

@@ -24,6 +24,7 @@ _MAX_STEPS = 64
 
 
 def begins(event: dict[str, Any]) -> bool:
+    """Whether it is one of Gemini's."""
     return "candidates" in event or "usageMetadata" in event or "promptFeedback" in event
 
 
@@ -56,6 +57,7 @@ class Reader:
         self._other = False
 
     def read(self, event: dict[str, Any], data: bytes, at_ns: int) -> None:
+        """See `engines.dialects`."""
         answer = self._answer
         if event.get("error"):
             raise answer.error(event["error"])

@@ -23,6 +23,7 @@ _SILENT = frozenset(
 
 
 def begins(event: dict[str, Any]) -> bool:
+    """Whether a response begins by it."""
     kind = text_at(event, "type")
     return isinstance(kind, str) and kind.startswith("response.")
 
@@ -49,6 +50,7 @@ class Reader:
         self._texts: set[tuple[int, int]] = set()  # (output_index, content_index) of texts that came piece by piece
 
     def read(self, event: dict[str, Any], data: bytes, at_ns: int) -> None:
+        """See `engines.dialects`."""
         answer = self._answer
         kind = text_at(event, "type")
         if kind in ("response.output_text.delta", "response.refusal.delta"):
