@@ -125,7 +125,7 @@ def text_of(content: Any, where: str) -> str:
     parts = [part for part in content if isinstance(part, dict)]
     other = next((str(part.get("type"))[:40] for part in parts if part.get("type") != "text"), None)
     if other is not None:
-        raise BadRequest(f"{where} takes text only, not {other!r}.", hint="Send text parts.", param="messages")
+        raise BadRequest(f"The chat template of {where} takes text only, not {other!r}.", hint="Send text parts.", param="messages")
     return "".join(part["text"] for part in parts)
 
 

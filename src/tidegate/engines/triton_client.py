@@ -94,7 +94,7 @@ class TritonClient:
             [tensor(entry, False) for entry in config.output],
             decoupled=config.model_transaction_policy.decoupled,
             sequences=config.HasField("sequence_batching"),
-            where=self.label,
+            where=self.label.replace("The", "the", 1),
         )
 
     # -- generations

@@ -55,7 +55,7 @@ def said_error(label: str, message: str, status: str = "UNKNOWN") -> TidegateErr
         f"{label} reports an error ({status}): {message}",
         engine_status=_REFUSED.get(status, 502),
         engine_code=status.lower(),
-        hint=_HINTS.get(status, "The engine's own words say what it minds."),
+        hint=_HINTS.get(status, "The engine's own words say what it minds." if _REFUSED.get(status, 502) < 500 else "See the engine's log."),
     )
 
 

@@ -152,7 +152,7 @@ class Sglang(Continuing):
     async def render(self, body: dict[str, Any], messages: list[Message]) -> str:
         """See `Continuing.render`: by the template of the settings."""
         assert self.template is not None
-        return self.template.render(messages, where=self.label)
+        return self.template.render(messages, where=f"the engine {self.name!r}")
 
     async def chat_ids(self, body: dict[str, Any], foreign: Collection[str]) -> list[int] | None:
         """See `Continuing.chat_ids`. A template of a file writes the model's beginning itself, a built-in one does not."""
@@ -239,7 +239,7 @@ class Sglang(Continuing):
     async def _find_separator(self) -> tuple[str, int]:
         """A control token of the model, found in what its template writes. Raises CannotContinue where there is none."""
         if self._separator is None:
-            written = self.template.render([{"role": "user", "content": "a"}], where=self.label) if self.template is not None else ""
+            written = self.template.render([{"role": "user", "content": "a"}], where=f"the engine {self.name!r}") if self.template is not None else ""
             (around_nothing,) = await self._read(["a"], special=True)
             for text in dict.fromkeys(_CANDIDATE.findall(written)):
                 alone, around = await self._read([text, f"a{text}a"], special=True)

@@ -128,7 +128,7 @@ class Tgi(OpenAIHttp):
                 raise CannotContinue(f"{self.label} takes a prompt as text, not as token ids.", hint="Send text.", param="prompt")
             return prompt
         if self.template is not None:
-            rendered = self.template.render(body["messages"], where=self.label)
+            rendered = self.template.render(body["messages"], where=f"the engine {self.name!r}")
         else:
             told = await self.post_json(f"{self.root}/chat_tokenize", {"model": call.model, "messages": body["messages"]})
             rendered = told.get("templated_text", "")

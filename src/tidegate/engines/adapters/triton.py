@@ -45,6 +45,7 @@ class Triton:
         self.name = name
         self.models = tuple(settings.model_names)
         self.label = f"The engine {name!r}"
+        self.where = f"the engine {name!r}"
         self.settings = settings
         self.patience = Patience(
             settings.connect_s, settings.first_token_s, settings.inter_token_s, settings.total_s, settings.keepalive_s
@@ -120,7 +121,7 @@ class Triton:
         model = self._known.get(name)
         if model is None:
             model = self._known[name] = await self.client.model(name)
-        given = model.given(prompt, body, self.label)
+        given = model.given(prompt, body, self.where)
         try:
             call, first, at_ns = await self.client.generate(model, given, flight)
         except EngineRefused as error:
@@ -148,7 +149,7 @@ class Triton:
                 hint=f"Set chat_template of [engines.{self.name}]: chatml, llama3, or a file. Or ask /v1/completions.",
             )
         messages = guard_messages(body.get("messages") or [], self.settings.control_tokens, flight, self.template.control)
-        return self.template.render(messages, where=self.label)
+        return self.template.render(messages, where=self.where)
 
     async def _ask_figures(self) -> dict[str, Any]:
         """Triton's version, and of each model whether it is ready, how it answers, and what it has done. Only that it is ready must be told:
