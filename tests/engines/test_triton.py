@@ -8,12 +8,14 @@ import contextlib
 import json
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
-import grpc
+import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2_grpc
 
 from tidegate.core.ask import EngineCall, Said
 from tidegate.core.chunk import Chunk
@@ -38,6 +40,7 @@ from tidegate.engines.triton_errors import status_error
 from tidegate.engines.triton_model import Tensor, TritonModel, pack_text, unpack_number, unpack_texts
 
 from .conftest import BOUND_S, until
+from .test_wire import certificate
 from .triton_stand_in import PYTHON, TRTLLM, WORDS, Request, StandIn, failed, response, serve, words
 
 Make = Callable[..., Triton]
@@ -547,6 +550,40 @@ async def test_a_taker_that_waits_gets_everything_in_order(make: Make, server: S
     async with asyncio.timeout(BOUND_S):
         await (await make().start(ask(), Flight("test"))).relay(take)
     assert text_of(taken) == "".join(f" {number}" for number in range(50))
+
+
+async def test_tls(make: Make, tmp_path: Path) -> None:
+    """https works with a CA of one's own; a certificate that nobody vouches for is an engine that is down."""
+    cert, key = certificate(tmp_path, "127.0.0.1")
+    stand_in = StandIn()
+    running = await serve(stand_in, (key.read_bytes(), cert.read_bytes()))
+    assert text_of(await read(make(url=stand_in.url, ca_file=str(cert)), ask())) == WORDS
+    with pytest.raises(EngineDown):
+        await make(url=stand_in.url).start(ask(), Flight("test"))
+    await running.stop(None)
+
+
+async def test_an_engine_that_comes_back(make: Make) -> None:
+    """A server that was away is used again as soon as it is back, on the same channel."""
+    stand_in = StandIn()
+    running = await serve(stand_in)
+    engine = make(url=stand_in.url)
+    assert text_of(await read(engine, ask())) == WORDS
+    await running.stop(None)
+    with pytest.raises(EngineDown):
+        await read(engine, ask())
+    again = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(stand_in, again)
+    again.add_insecure_port(stand_in.url.removeprefix("http://"))
+    await again.start()
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                assert text_of(await read(engine, ask())) == WORDS
+                break
+            except EngineDown:
+                await asyncio.sleep(0.05)
+    await again.stop(None)
 
 
 # -- going on

@@ -153,11 +153,11 @@ async def words(request: Request) -> AsyncIterator[Any]:
     yield response(True)
 
 
-async def serve(stand_in: StandIn) -> Any:
-    """Starts it on a free port; the grpc server, to be stopped."""
+async def serve(stand_in: StandIn, tls: tuple[bytes, bytes] | None = None) -> Any:
+    """Starts it on a free port; the grpc server, to be stopped. `tls`: key and certificate, PEM."""
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(stand_in, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([tls])) if tls else server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    stand_in.url = f"http://127.0.0.1:{port}"
+    stand_in.url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
     return server
