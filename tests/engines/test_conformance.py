@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,9 @@ class Canned(Probe):
     async def busy(self) -> int | None:
         found = self.said.get("busy")
         return int(found.pop(0) if len(found) > 1 else found[0]) if found else None
+
+    async def calm(self) -> int | None:
+        return await self.busy()
 
     async def context(self) -> int | None:
         return self.said.get("context")
@@ -424,6 +428,25 @@ async def test_a_context_that_does_not_fit_the_time_is_not_proven() -> None:
     probe.until_ns = 0
     outcome = await verdict("context", probe)
     assert (outcome.verdict, "takes about" in outcome.evidence) == ("not proven", True)
+
+
+@pytest.mark.parametrize(
+    ("busy", "wanted"),
+    [
+        ([0], "pass"),
+        ([1], "fail"),  # it goes on
+        ([1, 1, 0], "pass"),
+        ([2, 3, 2], "pass"),  # others came, and the count lagged: ours went all the same
+        ([2], "fail"),
+    ],
+)
+async def test_a_slot_is_free_when_the_count_falls(busy: list[int], wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the engine is at rest: it may be answering others. `busy` are its counts after an answer was left while one ran."""
+    from tidegate.engines import probe
+
+    monkeypatch.setattr(probe, "FREE_S", 0.05)
+    monkeypatch.setattr(probe, "LOOK_S", 0.0)
+    assert (await Canned(answer(), busy=busy).freed(1, time.perf_counter_ns(), "it")).verdict == wanted
 
 
 # -- the whole --
