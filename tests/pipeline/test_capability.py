@@ -120,3 +120,30 @@ def test_an_output_that_breaks_the_contract_is_named_without_its_text(tmp_path: 
         load(write(tmp_path)).check_output({"decision": "maybe not"})
     assert "decision (enum)" in refused.value.message
     assert "maybe" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ('[[triggers]]\nstage = "create_ticket"', "exactly one of text and token_ids"),
+        ('[[triggers]]\ntext = "x"\ntoken_ids = [1]', "exactly one of text and token_ids"),
+        ('[[triggers]]\ntext = "x"\nstage = "create_tiket"', "did you mean 'create_ticket'"),
+        ('[guard]\nterms_file = "nowhere.txt"', "nowhere.txt cannot be read"),
+        ('[guard]\non_term = "shout"', "guard.on_term"),
+    ],
+)
+def test_a_broken_guard_or_trigger_is_refused_by_name(tmp_path: Path, more: str, says: str) -> None:
+    """At the start, with its file."""
+    with pytest.raises(SettingsError) as refused:
+        load(write(tmp_path, MANIFEST + more))
+    assert says.casefold() in f"{refused.value.message} {refused.value.hint}".casefold()
+
+
+def test_the_hash_covers_the_terms(tmp_path: Path) -> None:
+    """Another list is another version."""
+    folder = write(tmp_path, MANIFEST + '[guard]\nterms_file = "terms.txt"\n')
+    (folder / "terms.txt").write_text("one\n")
+    before = load(folder)
+    (folder / "terms.txt").write_text("two\n")
+    assert before.terms == ["one"]
+    assert load(folder).sha256 != before.sha256

@@ -14,13 +14,13 @@ from tests.pipeline.test_capability import write
 
 from tidegate.core.ask import Ask, Caller, Deadline, EngineAnswer, EngineCall, Passage, Said
 from tidegate.core.chunk import Chunk, Usage
-from tidegate.core.errors import CannotContinue, DeadlineExceeded, EngineCut, EngineStalled, OutputInvalid
+from tidegate.core.errors import CannotContinue, DeadlineExceeded, EngineCut, EngineStalled, OutputInvalid, SettingsError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine, EngineStream
 from tidegate.pipeline.capability import load
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.runner import Step, run
-from tidegate.pipeline.stages import cite, contract, generate, prompt, retrieve
+from tidegate.pipeline.stages import cite, contract, create_ticket, generate, prompt, retrieve
 
 
 def new_ask(deadline_s: float = 60) -> Ask:
@@ -258,3 +258,20 @@ async def test_citations_say_what_the_answer_rests_on(tmp_path: Path, answer: st
     await cite.build(load(folder), Parts(FakeEngine(FakeStream([]))))(ask)
     assert ask.answer is not None
     assert [citation["quoted"] for citation in ask.answer["citations"]] == quoted
+
+
+async def test_a_ticket_is_made_once_and_leads_to_the_flight(tmp_path: Path) -> None:
+    """However often it is asked for, one number, made of the flight's id and noted in the flight."""
+    stage = create_ticket.CreateTicketStage()
+    ask = new_ask()
+    await stage(ask)
+    assert await stage.give(ask) == ask.ticket
+    assert ask.flight.id.upper().startswith(ask.ticket.removeprefix("T-").replace("-", ""))
+    assert [facts for _, what, facts in ask.flight.decisions if what == "ticket_created"] == [{"ticket": ask.ticket}]
+
+
+async def test_a_trigger_needs_a_stage_that_gives_something(tmp_path: Path) -> None:
+    """A stage that only checks is refused at the start."""
+    capability = load(write(tmp_path, 'stages = ["prompt", "generate"]\n[[triggers]]\ntext = "x"\nstage = "contract"\n'))
+    with pytest.raises(SettingsError, match="gives nothing"):
+        generate.build(capability, Parts(FakeEngine(FakeStream([]))))

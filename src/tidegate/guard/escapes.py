@@ -44,7 +44,7 @@ class Unescaped:
 
 
 def _meant(escape: str) -> str:
-    if escape[1] != "u":
+    if len(escape) == 2:
         return _SHORT.get(escape[1], escape[1])
     units = [int(unit, 16) for unit in escape.split("\\u")[1:]]
     if len(units) == 2:
