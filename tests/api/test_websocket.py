@@ -28,8 +28,11 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
 
 from tidegate.api import websocket_connection
-from tidegate.api.websocket import frames
+from tidegate.api.exchange import Exchange
+from tidegate.api.exchange import House as Rooms
+from tidegate.api.websocket import Session, frames
 from tidegate.api.websocket_connection import CLOSE_S, MOST_FRAGMENTS, PING_S, SocketConnection
+from tidegate.core.ask import Caller
 
 CHAT, COMPLETION, STREAM, CONTRACT = "/v1/chat/completions", "/v1/completions", "/api/v1/test/stream", "/api/v1/test/contract"
 DONE = "[DONE]"
@@ -619,15 +622,15 @@ async def quiet(scope: Any, receive: Any, send: Any) -> None:
         pass
 
 
-async def open_socket() -> tuple[SocketConnection, FakeTransport, float]:
-    config = Config(quiet, lifespan="off", log_config=None, ws="none", ws_ping_interval=None)
+async def open_socket(app: Any = quiet) -> tuple[SocketConnection, FakeTransport, float]:
+    config = Config(app, lifespan="off", log_config=None, ws="none", ws_ping_interval=None)
     config.load()
     connection = SocketConnection(config, ServerState(), {}, asyncio.get_running_loop())
     transport = FakeTransport()
     connection.connection_made(transport)
     connection.data_received(
         b"GET /x HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        b"Sec-WebSocket-Key: " + base64.b64encode(b"0" * 16) + b"\r\n\r\n"
+        b"authorization: Bearer k\r\nSec-WebSocket-Key: " + base64.b64encode(b"0" * 16) + b"\r\n\r\n"
     )
     while not connection.handshake_complete:  # noqa: ASYNC110 - the app above accepts within a few turns
         await asyncio.sleep(0)
@@ -637,6 +640,51 @@ async def open_socket() -> tuple[SocketConnection, FakeTransport, float]:
 
 def ended(connection: SocketConnection) -> None:
     connection.connection_lost(None)
+
+
+class Known:
+    """Every key is good."""
+
+    def known(self, presented_key: str) -> Caller:
+        return Caller("key", "tenant")
+
+
+async def test_the_older_ones_end_goes_before_the_newer_ones_beginning() -> None:
+    """However long the older run takes to end after it was cut, no frame of the newer one goes first."""
+
+    async def route(exchange: Exchange) -> None:
+        exchange.new_ask(Caller("key", "tenant"))
+        said = await exchange.body()
+        exchange.watch()
+        exchange.start_stream(b"data: " + said + b"\n\n")
+        if said == b"alpha":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for _ in range(50):
+                    await asyncio.sleep(0)
+        exchange.flight.end = "stop"
+        await exchange.end_stream(b"data: [DONE]\n\n")
+
+    rooms = Rooms(Known(), [], b"secret", lambda *_: b"", 1000, 10.0)  # type: ignore[arg-type]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await Session(rooms, scope, receive, send, route).run()
+
+    async with asyncio.timeout(10):
+        connection, transport, _ = await open_socket(app)
+        for said in (b"alpha", b"omega"):
+            connection.data_received(frame(Opcode.TEXT, said))
+            while said not in transport.written:  # noqa: ASYNC110 - a few turns
+                await asyncio.sleep(0)
+        while b"[DONE]" not in transport.written:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    places = [transport.written.index(word) for word in (b"alpha", b'"superseded"', b"omega", b"[DONE]")]
+    assert places == sorted(places)
+    ended(connection)
+    async with asyncio.timeout(10):
+        while connection.tasks:  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 async def test_a_client_that_answers_pings_stays() -> None:
