@@ -444,7 +444,7 @@ async def test_a_slot_is_free_when_the_count_falls(busy: list[int], wanted: str,
     """Not when the engine is at rest: it may be answering others. `busy` are its counts after an answer was left while one ran."""
     from tidegate.engines import probe
 
-    monkeypatch.setattr(probe, "FREE_S", 0.05)
+    monkeypatch.setattr(probe, "FREE_S", 0.05 if wanted == "fail" else 100.0)
     monkeypatch.setattr(probe, "LOOK_S", 0.0)
     assert (await Canned(answer(), busy=busy).freed(1, time.perf_counter_ns(), "it")).verdict == wanted
 
