@@ -3,7 +3,7 @@
 It runs in an environment of its own, because pytriton wants an older numpy:
 
     python -m venv ENV && ENV/bin/pip install nvidia-pytriton==0.7.0          (370 MB, linux x86_64, Python 3.8 to 3.13)
-    ENV/bin/python tests/engines_real/triton_server.py [--grpc-port N] [--http-port N] [--metrics-port N] [--folder DIR]
+    ENV/bin/python tests/engines_real/triton_server.py [--grpc-port N] [--http-port N] [--metrics-port N]
 
 Ports that are not given are chosen free. When the server answers (ten seconds, more on a busy machine), one line of JSON comes on stdout,
 
@@ -36,6 +36,7 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -48,6 +49,7 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "and",
 #: On a busy machine pytriton's processes give each other up after a second.
 ATTEMPTS = 4
 ATTEMPT = "TIDEGATE_TRITON_ATTEMPT"
+COPIES: set[str] = set()
 ORDERS = re.compile(r"##([a-z0-9_=,]+)##")
 
 
@@ -210,14 +212,15 @@ def serve(grpc_port: int, http_port: int, metrics_port: int, folder: str, out: i
         stop = threading.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: stop.set())
+        remember_copies()
         ready = {
             "ready": True, "grpc": grpc_port, "http": http_port, "metrics": metrics_port, "pid": os.getpid(), "target": target(grpc_port),
         }  # fmt: skip
         os.write(out, (json.dumps(ready) + "\n").encode())
         stop.wait()
         # models that run on hold their threads: what is left after a while dies with the process
-        threading.Timer(5, end).start()
-    end()
+        threading.Timer(5, end, (folder,)).start()
+    end(folder)
 
 
 def target(grpc_port: int) -> dict[str, object]:
@@ -241,23 +244,43 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
-def end() -> None:
-    """Ends every process below this one, then this one."""
+def end(folder: str) -> None:
+    """Ends every process below this one, takes its folder away (pytriton's copies of the server are large), then ends this one."""
     end_children()
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
 def end_children() -> None:
+    """Ends every process below this one, and takes away the copies of models that Triton makes for them."""
+    remember_copies()
+    for copied in COPIES:
+        shutil.rmtree(copied, ignore_errors=True)
     for _ in range(20):  # each round finds those that became ours by the last one
-        below = children(os.getpid())
+        below = descendants(os.getpid())
         if not below:
             break
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in below:
-            with contextlib.suppress(ChildProcessError):
+            with contextlib.suppress(ChildProcessError):  # a grandchild is not ours to wait for, until the next round
                 os.waitpid(pid, 0)
+
+
+def remember_copies() -> None:
+    """Triton copies each model into a folder of its own in /tmp, names it to the process that runs it, and mostly leaves it behind."""
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as file:
+            COPIES.update(re.findall(r"/tmp/folder\w{6}(?=/)", file.read()))
+
+
+def descendants(parent: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for child in children(parent):
+            found += [child, *descendants(child)]
+    return found
 
 
 def children(parent: int) -> list[int]:
@@ -274,7 +297,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A real Triton server with a model that does as its prompt orders.")
     for name in ("grpc", "http", "metrics"):
         parser.add_argument(f"--{name}-port", type=int, default=0)
-    parser.add_argument("--folder", default="", help="where pytriton keeps its workspace and cache; a temporary folder by default")
     given = parser.parse_args()
     die_with_parent()
     library = sysconfig.get_config_var("LIBDIR")
@@ -286,14 +308,13 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # whatever pytriton prints is no answer
     with tempfile.TemporaryDirectory(prefix="tg-triton-") as folder:
-        home = given.folder or folder
-        os.environ["PYTRITON_HOME"] = os.path.join(home, "home")
+        os.environ["PYTRITON_HOME"] = os.path.join(folder, "home")
         ports = [port or free_port() for port in (given.grpc_port, given.http_port, given.metrics_port)]
         try:
-            serve(ports[0], ports[1], ports[2], home, out)
+            serve(ports[0], ports[1], ports[2], folder, out)
         except Exception as error:
             print(f"Triton did not start: {error!r}"[:2000], file=sys.stderr, flush=True)
-    end_children()
+        end_children()
     attempt = int(os.environ.get(ATTEMPT, "1"))
     if attempt == ATTEMPTS:
         os._exit(1)
