@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,11 @@ from tidegate.guard.normal import (
 
 #: Characters of a term's normal form. What is held back is never longer, whatever the list holds.
 MOST_TERM_CHARS = 200
+
+
+#: In a piece of ASCII that is longer than this, places inside words are passed over at once.
+LONG_PIECE = 24
+_BEGINNINGS = re.compile(r"\b\w|[^\w\s]", re.ASCII)
 
 
 class Hit(NamedTuple):
@@ -378,7 +384,10 @@ class Scan:
         best: Hit | None = None
         alive: list[int] = []
         places = [at - base for at in self._alive]
-        places.extend(range(old, tail))
+        if tail - old > LONG_PIECE and self.terms.only_words and window.isascii():
+            places.extend(found.start() for found in _BEGINNINGS.finditer(window, old))
+        else:
+            places.extend(range(old, tail))
         for at in places:
             road = roads.get(window[at])
             if road is None or (at >= old and road.at_words and at and _is_word(window[at - 1])):

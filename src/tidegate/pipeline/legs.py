@@ -104,6 +104,8 @@ class Legs:
                 break
         if stop is None:
             ask.text.append(answer.text)
+            if answer.raw is not None and watch.holds_term_beside(answer.raw):
+                answer.raw = None  # what is not the answer does not leave: it is made anew
             return answer
         self._stop = stop
         self._leave(out)

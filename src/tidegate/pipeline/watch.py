@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from tidegate.core.chunk import Chunk
 from tidegate.guard.escapes import Unescaped
 from tidegate.guard.terms import Hit, Scan, Terms
+from tidegate.pipeline.bare import Bare, texts_in
 from tidegate.pipeline.control import Control, Trigger
 from tidegate.pipeline.told import Told
 
@@ -52,13 +55,14 @@ class Watch:
     The answer, the reasoning and each tool call are texts of their own: a term does not reach from one into another.
     """
 
-    __slots__ = ("_asides", "_control", "_held", "_ids", "_only_terms", "_reasoning", "_scan", "_starts", "_told", "sent")
+    __slots__ = ("_asides", "_bare", "_control", "_held", "_ids", "_only_terms", "_reasoning", "_scan", "_starts", "_told", "sent")
 
     def __init__(self, control: Control, told: Told) -> None:
         self._control = control
         self._told = told
         self._scan = Scan(control.terms) if control.terms is not None else None
         self._starts = Scan(control.starts) if control.starts is not None else None
+        self._bare = Bare() if self._scan is not None else None
         self._only_terms = self._scan is not None and not control.triggers
         self._ids: list[tuple[int, int]] = []  # the last token ids, each with where its piece begins
         #: What waits: chunk, where its text ends in the answer (0: it has none there), and which places of which other text must be free.
@@ -74,6 +78,10 @@ class Watch:
         `own`: the text is ours, and fires no trigger.
         """
         text = chunk.text
+        if chunk.raw is not None and self._bare is not None:
+            bare, beside = self._bare.check(chunk)
+            if not bare or (beside and any(self._holds_term(one) for one in beside)):
+                chunk.raw = None  # what nobody looked at does not leave: the event is made anew, of what was
         if self._only_terms and chunk.kind == "text" and text and not self._held and chunk.finish is None and not self._reasoning:
             scan = self._scan
             assert scan is not None
@@ -252,6 +260,15 @@ class Watch:
         self._held.clear()
         self._asides.clear()  # they are over
         return Stop(self.sent, -1 if hit is None else hit.term, aside=True)
+
+    def holds_term_beside(self, raw: bytes) -> bool:
+        """Whether a term stands in any text of an engine's whole answer, its log-probabilities and whatever else it tells."""
+        return self._scan is not None and any(self._holds_term(text) for text in texts_in(msgspec.json.decode(raw)))
+
+    def _holds_term(self, text: str) -> bool:
+        assert self._control.terms is not None
+        scan = Scan(self._control.terms)
+        return scan.feed(text) is not None or scan.finish() is not None
 
     # -- token ids
 
