@@ -43,6 +43,7 @@ def house(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     write_capability(capabilities, "stop", manifest, "quick\n")
     process = start_gateway(
         data, postgres_dsn, engine_url, TIDEGATE_GUARD__TERMS_FILE=str(data / "terms.txt"), TIDEGATE_GUARD__MAX_STEP_BACKS="2",
+        TIDEGATE_GENERATION__MAX_RESUMES="2",
         TIDEGATE_CAPABILITIES__FOLDERS=json.dumps([str(capabilities)]),
     )
     try:
