@@ -30,7 +30,7 @@ from typing import Any
 MODEL = "smollm2"
 CONTEXT = 2048
 #: Seconds that a start may take.
-START_S = 240.0
+START_S = 290.0
 #: Seconds that it has to stop by itself.
 STOP_S = 10.0
 #: No hub, no statistics, one thread: others work on this machine, too.
