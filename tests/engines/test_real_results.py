@@ -26,6 +26,7 @@ def runner() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def results(runner: ModuleType) -> dict[str, Any]:
+    assert runner.RESULTS.exists(), "run make test-engines"
     said: dict[str, Any] = json.loads(runner.RESULTS.read_text())
     return said
 
