@@ -101,7 +101,6 @@ def start_gateway(data: Path, dsn: str, engine: str, **more: str) -> subprocess.
         f'[server]\nport = 0\nkeys_refresh_s = 0.2\n[store]\ndsn = "{dsn}"\n[local]\ndata = "{data}"\nembedder = false\n'
         f'[capabilities]\nfolders = ["{CAPABILITIES}"]\n[tenants.kept]\nkeep = true\n'
         f'[engines.scripted]\nadapter = "scripted"\nurl = "{engine}"\nmodels = ["scripted"]\ninter_token_s = 2.0\nconformance = "off"\n'
-        f'[engines.plain]\nadapter = "openai"\nurl = "{engine}"\nmodels = {{ "plain" = "scripted" }}\ninter_token_s = 2.0\n'
         "[generation]\nmax_resumes = 0\n"  # what breaks off is seen; tests/api/test_guard.py has them go on
         '[engines.nowhere]\nadapter = "openai"\nurl = "http://127.0.0.1:9"\nmodels = ["nowhere"]\n'
     )

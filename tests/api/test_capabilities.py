@@ -66,10 +66,10 @@ def test_a_stream_gives_tokens_then_the_answer(house: House) -> None:
 
 def test_a_stream_that_breaks_ends_in_an_error_event(house: House) -> None:
     """After the first token an error is an event with its status; no answer follows."""
-    said = events(ask(house, STREAM, {"order": "##n=8,m=error_event,k=3##"}, stream=True))
+    said = events(ask(house, STREAM, {"order": "##n=8,m=cut,k=3##"}, stream=True))
     assert [name for name, _ in said][-1] == "error"
     assert said[-1][1]["error"]["status"] == 502
-    assert house.flight(said[-1][1]["error"]["trace_id"])["end"] == "error"
+    assert house.flight(said[-1][1]["error"]["trace_id"])["end"] == "cut"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_the_sdk_completes_text(house: House) -> None:
 def test_the_sdk_lists_models(house: House) -> None:
     """/v1/models names what can be asked."""
     with sdk(house) as client:
-        assert [model.id for model in client.models.list()] == ["scripted", "plain", "nowhere"]
+        assert [model.id for model in client.models.list()] == ["scripted", "nowhere"]
 
 
 def test_the_sdk_times_out_and_the_engine_is_freed(house: House) -> None:
@@ -227,8 +227,8 @@ def test_an_engines_refusal_keeps_its_status(house: House, order: str, status: i
     ],
 )
 def test_a_stream_that_breaks_ends_in_an_error_event(house: House, order: str, end: str) -> None:
-    """Where the engine cannot go on from the middle: what was said so far came through, then an error event with the trace_id, and no [DONE]."""
-    answer = house.chat(order, stream=True, model="plain")
+    """What was said so far came through, then an error event with the trace_id, and no [DONE]."""
+    answer = house.chat(order, stream=True)
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
     error = json.loads(events[-1])["error"]
     assert "[DONE]" not in events
