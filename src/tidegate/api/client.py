@@ -30,12 +30,14 @@ BUFFER_BYTES = 65_536
 class Client:
     """The side of an exchange on which bytes go out. `gone`: the client left. `started`: the head is out. `wrote`: since it was last looked at."""
 
-    __slots__ = (
-        "_connection", "_cycle", "_held", "_held_bytes", "_receive", "_send", "_since_ns", "_streams", "_unread", "flight", "gone", "started",
-        "status", "wrote",
-    )
-
     flight: Flight
+    # Defaults of the class: what a request never sets costs it nothing.
+    gone = started = wrote = False
+    status = 0
+    _since_ns = 0  # since when nothing was written, or nothing read
+    _unread = 0
+    _held: list[bytes] | None = None  # events that wait to be merged
+    _held_bytes = 0
 
     def __init__(self, receive: Receive, send: Send, streams: StreamSettings) -> None:
         self._receive = receive
@@ -44,12 +46,6 @@ class Client:
         self._cycle = cycle = cycle_of(send)
         connection = getattr(cycle.on_response, "__self__", None) if cycle is not None else None
         self._connection = connection if isinstance(connection, Connection) else None
-        self.gone = self.started = self.wrote = False
-        self.status = 0
-        self._since_ns = 0  # since when nothing was written, or nothing read
-        self._unread = 0
-        self._held: list[bytes] = []  # events that wait to be merged
-        self._held_bytes = 0
 
     def _open(self, piece: bytes, headers: Sequence[Header]) -> Awaitable[None] | None:
         """The head of a stream to the client, and what comes first."""
@@ -117,18 +113,19 @@ class Client:
     def _hold(self, piece: bytes) -> bool:
         """Keep a piece until the client reads on. False where too much is held already, however it is merged."""
         limit = self._streams.coalesce_bytes
+        held = self._held = self._held or []
         if self._held_bytes + len(piece) > limit:
-            merged = coalesce(b"".join(self._held))
-            self._held, self._held_bytes = [merged], len(merged)
+            merged = coalesce(b"".join(held))
+            held[:], self._held_bytes = [merged], len(merged)
             if 2 * len(merged) > limit:  # merging again and again would cost more than it gains
                 return False
-        self._held.append(piece)
+        held.append(piece)
         self._held_bytes += len(piece)
         return True
 
     def _take_held(self) -> bytes:
-        held, self._held, self._held_bytes = coalesce(b"".join(self._held)), [], 0
-        return held
+        held, self._held, self._held_bytes = self._held or [], None, 0
+        return coalesce(b"".join(held))
 
     async def write_when_room(self, piece: bytes) -> None:
         """Write as soon as the client has room, or not at all where it leaves."""

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tidegate.api.errors import error_bytes
+from tidegate.api.turn import Turn, small
 from tidegate.api.websocket_connection import serve_socket
 from tidegate.core.errors import BadRequest, HeadTooLarge, TidegateError
 from tidegate.core.flight import new_flight_id
@@ -99,6 +101,7 @@ class Connection(HttpToolsProtocol):
         self._since_s = self.loop.time()  # since when it is the client's turn
         self._in_head = False
         self._head_bytes = 0
+        self._hot: Mapping[bytes, Any] = getattr(self.app, "hot", {})
 
     def look(self, now_s: float, idle_s: float, request_s: float) -> None:
         """Close a connection on which nothing comes, or no whole request: idle for `idle_s`, or without the rest of a head for so long, or
@@ -116,6 +119,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        cycle = self.cycle
+        if type(cycle) is Turn and not cycle.begun:  # it left in its body: that is booked like any other end
+            self._begin(cycle)
         answering, self.answering = self.answering, None
         if answering is not None:
             answering.left()
@@ -153,7 +159,6 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(after_s, self._look_for_reset, 2 * after_s)
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -228,23 +233,75 @@ class Connection(HttpToolsProtocol):
     # -- httptools' side
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
         self._since_s = self.loop.time()
         self._in_head = True
         self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if not self.parser.should_upgrade():
-            super().on_headers_complete()
-            if 0 < len(self.pipeline) < MAX_PIPELINED:
-                self.flow.resume_reading()
+        if self.parser.should_upgrade():
+            return
+        if self.url in self._hot and not self.expect_100_continue and self._takes_turn():
+            return
+        self._make_scope()
+        super().on_headers_complete()
+        if 0 < len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()
+
+    def _takes_turn(self) -> bool:
+        """Answer without ASGI where nothing is special: a POST of HTTP/1.1 with nothing unanswered before it."""
+        cycle, parser = self.cycle, self.parser
+        if (cycle is not None and not cycle.response_complete) or parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
+            return False
+        self.cycle = turn = Turn(self, self.url.decode("ascii"), self.headers, keep_alive=parser.should_keep_alive())
+        if not small(self.headers):
+            self._begin(turn)
+        return True
+
+    def _begin(self, turn: Turn) -> None:
+        turn.begun = True
+        task = self.loop.create_task(self._hot[self.url](turn))
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a request ended in an error of its own", exc_info=error)
+
+    def _make_scope(self) -> None:
+        """What ASGI wants to know."""
+        self.scope = {
+            "type": "http", "asgi": {"version": self.asgi_version, "spec_version": "2.3"}, "http_version": "1.1", "server": self.server,
+            "client": self.client, "scheme": self.scheme or "http", "root_path": self.root_path, "headers": self.headers,
+            "state": self.app_state.copy(),
+        }  # type: ignore[typeddict-item]
+
+    def on_body(self, body: bytes) -> None:
+        cycle = self.cycle
+        if type(cycle) is Turn and not cycle.begun:
+            cycle.body += body
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():
+        cycle = self.cycle
+        if type(cycle) is Turn and not cycle.begun:
+            cycle.more_body = False
+            self._begin(cycle)
+        elif not self.parser.should_upgrade():
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        """As uvicorn's, without a timer for each idle connection: `look` sees to those."""
         self._since_s = self.loop.time()
         self.answering = None
-        super().on_response_complete()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())

@@ -27,6 +27,7 @@ from tidegate.api.page.session import same_origin, session_caller
 from tidegate.api.replay import KeptStream, KeptStreams, Reader
 from tidegate.api.response import write_last, write_piece, write_whole
 from tidegate.api.settings import LeavePolicy, StreamSettings
+from tidegate.api.turn import Turn
 from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.chunk import CLEAN_ENDS, End
 from tidegate.core.errors import (
@@ -107,28 +108,29 @@ class House:
 class Exchange(Client):
     """`flight` begins when the request's head was read. Routes call `body`, `caller`, then answer once by `json` or `start_stream` and on."""
 
-    __slots__ = (
-        "_conversation", "_drained_at", "_fast", "_task", "ask", "done", "drain_tokens", "expired", "house", "kept", "on_socket", "opening", "path",
-        "reader", "scope", "superseded_by",
-    )
+    # Defaults of the class: what a request never sets costs it nothing.
+    ask: Ask | None = None
+    done = expired = False
+    on_socket = False  # a message on a WebSocket: it always streams
+    superseded_by = ""  # the trace_id of the message that cut this one
+    opening: Callable[[], Sequence[Header]] | None = None  # what makes a stream's headers, where its head need not wait for ever
+    kept: KeptStream | None = None  # the stream of this run, where it is kept
+    reader: Reader | None = None  # this client, as a reader of a kept stream
+    drain_tokens = _drained_at = 0
+    _task: asyncio.Task[Any] | None = None
+    _conversation: Key | None = None
 
     def __init__(self, house: House, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(receive, send, house.streams)
         self.house = house
         self.scope = scope
-        self._fast = self._cycle  # where a piece may be written at once: not to a stream that is kept
+        self._fast = cycle = self._cycle  # where a piece may be written at once: not to a stream that is kept
         self.path: str = scope["path"]
-        self.flight = Flight(self.path[:MOST_NAME_CHARS])
-        self.ask: Ask | None = None
-        self.done = self.expired = False
-        self._task: asyncio.Task[Any] | None = None
-        self._conversation: Key | None = None
-        self.superseded_by = ""  # the trace_id of the message that cut this one
-        self.opening: Callable[[], Sequence[Header]] | None = None  # what makes a stream's headers, where its head need not wait for ever
-        self.kept: KeptStream | None = None  # the stream of this run, where it is kept
-        self.reader: Reader | None = None  # this client, as a reader of a kept stream
-        self.drain_tokens = self._drained_at = 0
-        self.on_socket = False  # a message on a WebSocket: it always streams
+        if type(cycle) is Turn:
+            self.flight = Flight(self.path, cycle.began_ns)
+            self.flight.lap("read")
+        else:
+            self.flight = Flight(self.path[:MOST_NAME_CHARS])
 
     # -- in
 
@@ -162,6 +164,12 @@ class Exchange(Client):
     async def body(self) -> bytes:
         """The whole body, at most `server.max_body_bytes`. Raises BodyTooLarge, ClientGone."""
         limit = self.house.max_body_bytes
+        cycle = self._cycle
+        if type(cycle) is Turn and (whole := cycle.whole_body()) is not None:
+            if len(whole) > limit:
+                raise self._too_large(limit)
+            self.flight.request_sha256 = hashlib.sha256(whole).hexdigest()
+            return whole
         for name, value in self.scope["headers"]:
             if name == b"content-length" and int(value) > limit:
                 raise self._too_large(limit)

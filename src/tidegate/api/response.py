@@ -14,6 +14,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from tidegate.api.turn import Turn
+
 Header = tuple[bytes, bytes]
 
 #: Stands where uvicorn keeps the bytes of a body that are still to come, for a body that ends with the connection.
@@ -23,6 +25,8 @@ _UNTIL_CLOSE = -1
 def cycle_of(send: Any) -> RequestResponseCycle | None:
     """uvicorn's object behind an ASGI `send`, where that may be written to directly: a method whose response has a body."""
     cycle = getattr(send, "__self__", None)
+    if type(cycle) is Turn:
+        return cycle
     if type(cycle) is not RequestResponseCycle or cycle.scope["method"] == "HEAD":
         return None
     return cycle

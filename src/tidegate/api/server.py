@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,6 +17,7 @@ from tidegate.api.connection import Connection
 from tidegate.api.exchange import Exchange, House, Receive, Scope, Send
 from tidegate.api.leave import STREAMS
 from tidegate.api.settings import ServerSettings
+from tidegate.api.turn import Turn
 from tidegate.api.websocket import HOT_PATHS, Session
 from tidegate.api.websocket_connection import SocketConnection
 from tidegate.core.errors import NotFound
@@ -35,6 +36,12 @@ class Door:
         self._capabilities = {f"/api/v1/{path}": route for path, route in capabilities.items()}
         self._sockets = {path: route for path, route in self._hot.items() if path in HOT_PATHS} | self._capabilities
         self._rest = rest
+        #: What a connection may begin without ASGI, by the path as it was sent.
+        self.hot = {path.encode(): self._begins(route) for path, route in (self._hot | self._capabilities).items() if path.isascii()}
+
+    def _begins(self, route: Route) -> Callable[[Turn], Coroutine[Any, Any, None]]:
+        house = self._house
+        return lambda turn: Exchange(house, turn.scope, turn.receive, turn.send).run(route)  # type: ignore[arg-type]
 
     @property
     def paths(self) -> list[str]:
