@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import resource
 import time
@@ -25,6 +26,10 @@ TEXT = (
     "The policy covers damage by water, fire and storm as far as it is not the consequence of gross negligence. A claim has to be reported "
     "within fourteen days, with a list of what was lost and the receipts that you still have; the assessor calls you within three days and "
     "agrees on a date. Until then nothing should be thrown away. We pay 250 euros at once, the rest after the assessment. "
+)
+EVENT = (
+    b'{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m",'
+    b'"choices":[{"index":0,"delta":{"content":%b},"finish_reason":null}]}'
 )
 CHINESE = "保单承保因水、火灾和风暴造成的损失，但重大过失除外。索赔须在十四天内报告，并附上损失清单和您仍保存的收据。"
 
@@ -70,7 +75,7 @@ class Canned:
     usage = Usage(1, 1)
 
     def __init__(self, pieces: list[str]) -> None:
-        self.pieces = pieces
+        self.events = [(piece, EVENT % json.dumps(piece).encode()) for piece in pieces]
 
     def find(self, model: str | None) -> tuple[Any, str]:
         return self, "canned"
@@ -79,8 +84,8 @@ class Canned:
         return self
 
     async def relay(self, take: Any) -> None:
-        for piece in self.pieces:
-            take([Chunk(1, "text", piece, b"{}")])
+        for piece, event in self.events:
+            take([Chunk(1, "text", piece, event)])
         take([Chunk(1, "notice", finish="stop", raw=b"{}")])
 
     def abort(self) -> None: ...

@@ -15,6 +15,8 @@ _ENVELOPE = frozenset({
     "kv_transfer_params",
 })  # fmt: skip
 _CHOICE = frozenset({"index", "delta", "text", "finish_reason", "native_finish_reason", "logprobs", "token_ids", "prompt_token_ids", "matched_stop"})
+_BARE: tuple[bool, list[str]] = (True, [])
+_encode = msgspec.json.Encoder().encode
 _THOUGHTS = ("reasoning_content", "reasoning")
 
 
@@ -30,17 +32,15 @@ class Bare:
         """True where the event tells nothing else; and the texts of its log-probabilities, which nobody looked at yet."""
         raw = chunk.raw
         assert raw is not None
-        if chunk.kind == "text" and self._before:
-            said = msgspec.json.encode(chunk.text)
-            if len(raw) == len(self._before) + len(said) + len(self._after) and raw.startswith(self._before) and raw.endswith(said + self._after):
-                return True, []
+        if chunk.kind == "text" and self._before and raw == self._before + _encode(chunk.text) + self._after:
+            return _BARE
         try:
             event = msgspec.json.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False, []
         bare, beside = _is_bare(event, chunk)
         if bare and not beside and chunk.kind == "text":
-            said = msgspec.json.encode(chunk.text)
+            said = _encode(chunk.text)
             before, found, after = raw.rpartition(said)
             # where the text stands twice (the model's name may be its word) nothing is remembered
             self._before, self._after = (before, after) if found and raw.count(said) == 1 else (b"", b"")
