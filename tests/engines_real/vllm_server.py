@@ -56,6 +56,11 @@ def die_with_parent() -> None:
         raise SystemExit(0)
 
 
+def die_at_once() -> None:
+    """For the server itself: where this program is killed, nothing of it stays."""
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+
+
 def target(url: str) -> dict[str, Any]:
     return {"name": "vllm", "adapter": "vllm", "model": MODEL, "context": CONTEXT, "settings": {"url": url}}
 
@@ -67,9 +72,9 @@ def serve(model: str, port: int) -> int:
         "--max-num-seqs", "8", "--disable-uvicorn-access-log",
     ]  # fmt: skip
     url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(argv, stdout=2, stdin=subprocess.DEVNULL, env={**os.environ, **ENVIRONMENT}) as child:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: child.terminate())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))  # wherever it is: what was started is ended below
+    with subprocess.Popen(argv, stdout=2, stdin=subprocess.DEVNULL, env={**os.environ, **ENVIRONMENT}, preexec_fn=die_at_once) as child:
         try:
             if not answers(child, url):
                 print("vLLM did not start; what it said is above.", file=sys.stderr, flush=True)
@@ -91,10 +96,13 @@ def answers(child: subprocess.Popen[bytes], url: str) -> bool:
 
 
 def stop(child: subprocess.Popen[bytes]) -> None:
-    """End the server and everything below it: its workers are processes of their own."""
+    """End the server and everything below it: its workers are processes of their own. While it starts it hears no SIGTERM."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     child.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(STOP_S)
+    child.poll()
     for _ in range(20):  # each round finds those that became ours by the last one
         below = children(os.getpid())
         if not below:
