@@ -179,7 +179,7 @@ class Scan:
     """
 
     __slots__ = (
-        "_alive", "_base", "_calm", "_end", "_fed", "_in_word", "_marks", "_open", "_open_len", "_pending", "_shift", "_spans", "_unseen",
+        "_alive", "_base", "_calm", "_end", "_fed", "_in_word", "_lone", "_marks", "_open", "_open_len", "_pending", "_shift", "_spans", "_unseen",
         "free", "keep_all", "terms", "window",
     )  # fmt: skip
 
@@ -200,17 +200,18 @@ class Scan:
         self._unseen = 0
         self._pending: list[Hit] = []  # terms at the very end: what comes next says whether they end there
         self._calm = False  # nothing is open: `feed` may take the short way
+        self._lone = False  # nothing is open but one prefix of a term, told by the short way, behind which a word goes on
         self._in_word = False  # whether it ends in a word; kept only while `_calm`
         self.keep_all = False
 
     def feed(self, text: str) -> Hit | None:
         """The next piece of the text. Returns the hit, if that is what it leads to; then `free` ends where the hit begins."""
-        if not self._calm or not text.isascii():
+        if not (self._calm or self._lone) or not text.isascii():
             return self._feed(text) if text else None
         # A word of plain letters, with or without a blank before it, or the rest of one, or one other sign: most of what is ever fed.
         size = len(text)
         if size == 1:
-            if text.isalnum() or text == " " or not text.isprintable() or text in self.terms.roads:
+            if text.isalnum() or text == " " or not text.isprintable() or text in self.terms.roads or (self._lone and not self._dies(text)):
                 return self._feed(text)
             self.window = self.window[-1:] + text
             self._base = self._end - 1
@@ -224,6 +225,8 @@ class Scan:
                 begin = 1
             else:
                 return self._feed(text)
+            if self._lone and not self._dies(norm):
+                return self._feed(text)
             far = 0
             if begin >= 0:
                 road = self.terms.roads.get(norm[begin])
@@ -234,7 +237,7 @@ class Scan:
                         return self._feed(text)  # there may be a whole term in it
                     if far == size - begin:
                         self._alive = [self._end + begin]
-                        self._calm = False
+                        self._calm, self._lone = False, True
                     else:
                         far = 0
             self._base = self._end
@@ -246,7 +249,19 @@ class Scan:
         self._open = text[-1]
         return None
 
+    def _dies(self, norm: str) -> bool:
+        """Whether the one prefix that lives ends here as no term: then nothing is open any more."""
+        rest = self.window[self._alive[0] - self._base :] + norm
+        road = self.terms.roads[rest[0]]
+        far = road.longest_prefix(rest)
+        if far == len(rest) or far >= road.lengths[0]:
+            return False
+        self._alive = []
+        self._calm, self._lone = True, False
+        return True
+
     def _feed(self, text: str) -> Hit | None:
+        self._lone = False
         terms = self.terms
         end, fed = self._end, self._fed
         if terms.exact:
