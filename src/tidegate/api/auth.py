@@ -35,6 +35,8 @@ class KeyRing:
         self._snapshot = snapshot
         self._callers: dict[str, Caller] = {}
         self._ids: dict[str, Caller] = {}
+        #: Good keys that were presented since the last reading: no more than there are, and none need be hashed again.
+        self._presented: dict[str, Caller] = {}
         self._read_ns = 0
         self._known = False
         self._reading = asyncio.Lock()
@@ -51,7 +53,10 @@ class KeyRing:
 
     def known(self, presented_key: str) -> Caller | None:
         """The caller whose key is known already."""
-        return self._callers.get(hash_key(presented_key))
+        caller = self._presented.get(presented_key)
+        if caller is None and (caller := self._callers.get(hash_key(presented_key))) is not None:
+            self._presented[presented_key] = caller
+        return caller
 
     async def look_up(self, presented_key: str) -> Caller:
         """As `find`, after one more reading of the store where the key is not known: a key works as soon as it was created."""
@@ -130,7 +135,7 @@ class KeyRing:
                     key.requests_per_minute, key.tokens_per_minute,
                 )
                 callers[key.sha256] = ids[key.id] = caller
-        self._callers, self._ids, self._known = callers, ids, True
+        self._callers, self._ids, self._presented, self._known = callers, ids, {}, True
 
     def _save(self, keys: list[KeyRecord]) -> None:
         content = msgspec.msgpack.encode(keys)

@@ -10,6 +10,7 @@ HTTP/1.0 knows no chunks: a stream to such a client is plain bytes until the con
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
@@ -96,7 +97,7 @@ def _may_begin(cycle: RequestResponseCycle) -> bool:
 
 
 def _lines(cycle: RequestResponseCycle, headers: Iterable[Header]) -> bytes:
-    lines = b"".join([b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)])
+    lines = b"".join([b"%b: %b\r\n" % header for header in chain(cycle.default_headers, headers)])
     return lines if cycle.keep_alive else lines + b"connection: close\r\n"
 
 

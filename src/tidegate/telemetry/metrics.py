@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
@@ -15,7 +15,8 @@ from tidegate.telemetry.histogram import GAP_BOUNDS_S, PART_BOUNDS_S, REQUEST_BO
 #: Distinct values of one label; what comes after is counted under OTHER, so that no caller can grow the metrics without bound.
 MAX_NAMES = 64
 OTHER = "other"
-#: Token stamps that wait before their gaps are counted together.
+#: Flights, and token stamps, that wait before they are counted together: many at once cost a quarter of one by one.
+FOLD_FLIGHTS = 256
 FOLD_STAMPS = 1024
 
 
@@ -86,14 +87,14 @@ class Metrics:
     """
 
     def __init__(self, *, capabilities: Iterable[str] = (), models: Iterable[str] = ()) -> None:
-        self.series: dict[Key, Series] = {}
-        self.parts: dict[str, Histogram] = {}
+        self._series: dict[Key, Series] = {}
+        self._parts: dict[str, Histogram] = {}
         #: By exactness: prompt, completion and cached tokens.
-        self.tokens = {True: [0, 0, 0], False: [0, 0, 0]}
-        self.errors: dict[str, int] = {}
-        self.thinned = 0
+        self._tokens = {True: [0, 0, 0], False: [0, 0, 0]}
+        self._errors: dict[str, int] = {}
+        self._thinned = 0
         self._gaps = Histogram(GAP_BOUNDS_S)
-        self._waiting: list[list[int]] = []
+        self._waiting: list[FlightRecord] = []
         self._waiting_stamps = 0
         self._capabilities, self._models = Names(capabilities), Names(models)
         self._routes, self._part_names, self._codes = Names(), Names(), Names()
@@ -103,38 +104,82 @@ class Metrics:
         self._routes = Names(routes)
 
     def finished(self, record: FlightRecord, kept: KeptText | None = None) -> None:
-        """Counts one flight: dict look-ups and additions."""
-        series = self.series.get((record.route, record.capability, record.model, record.end, record.http_status)) or self._open(record)
-        series.count += 1
-        if record.end != "refused":
-            series.whole.add(record.whole_ns)
-        if record.first_token_ns:
-            series.first_token.add(record.first_token_ns)
-        parts = self.parts
-        for part, spent_ns in record.laps:
-            histogram = parts.get(part) or self._open_part(part)
-            # Histogram.add, written out: there are ten laps to a flight, and a call costs as much as its work.
-            histogram.counts[bisect_left(histogram.bounds_ns, spent_ns)] += 1
-            histogram.sum_ns += spent_ns
-        usage = record.usage
-        tokens = self.tokens[usage.exact]
-        tokens[0] += usage.prompt_tokens
-        tokens[1] += usage.completion_tokens
-        tokens[2] += usage.cached_tokens
-        if record.error_code:
-            self._count_error(record.error_code)
-        if record.thinned:
-            self.thinned += 1
-        if len(record.token_ns) > 1:
-            self._wait(record.token_ns)
+        """Counts one flight, soon: when somebody asks, or when enough of them wait."""
+        waiting = self._waiting
+        waiting.append(record)
+        self._waiting_stamps += len(record.token_ns)
+        if len(waiting) >= FOLD_FLIGHTS or self._waiting_stamps > FOLD_STAMPS:
+            self._fold()
+
+    # -- what is counted
+
+    @property
+    def series(self) -> dict[Key, Series]:
+        """Requests, by their labels."""
+        self._fold()
+        return self._series
+
+    @property
+    def parts(self) -> dict[str, Histogram]:
+        """Times that a part of the waterfall owned, by its name."""
+        self._fold()
+        return self._parts
+
+    @property
+    def tokens(self) -> dict[bool, list[int]]:
+        """Prompt, completion and cached tokens, by whether they are exact."""
+        self._fold()
+        return self._tokens
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """Requests that carried an error, by its code."""
+        self._fold()
+        return self._errors
+
+    @property
+    def thinned(self) -> int:
+        """Flights without token stamps because the spool was near its bound."""
+        self._fold()
+        return self._thinned
 
     def gaps(self) -> Histogram:
-        """The times between tokens, all counted."""
-        if self._waiting:
-            gaps_ns = np.concatenate([np.diff(np.array(stamps, dtype=np.int64)) for stamps in self._waiting])
-            self._waiting, self._waiting_stamps = [], 0
-            self._gaps.add_all(gaps_ns)
+        """The times between tokens."""
+        self._fold()
         return self._gaps
+
+    def _fold(self) -> None:
+        """Count what waits."""
+        waiting, self._waiting, self._waiting_stamps = self._waiting, [], 0
+        if not waiting:
+            return
+        laps: dict[str, list[int]] = defaultdict(list)
+        stamps = []
+        for record in waiting:
+            key = (record.route, record.capability, record.model, record.end, record.http_status)
+            series = self._series.get(key) or self._open(record)
+            series.count += 1
+            if record.end != "refused":
+                series.whole.add(record.whole_ns)
+            if record.first_token_ns:
+                series.first_token.add(record.first_token_ns)
+            for part, spent_ns in record.laps:
+                laps[part].append(spent_ns)
+            usage = record.usage
+            tokens = self._tokens[usage.exact]
+            tokens[0] += usage.prompt_tokens
+            tokens[1] += usage.completion_tokens
+            tokens[2] += usage.cached_tokens
+            if record.error_code:
+                self._count_error(record.error_code)
+            if record.thinned:
+                self._thinned += 1
+            if len(record.token_ns) > 1:
+                stamps.append(record.token_ns)
+        for part, spent in laps.items():
+            (self._parts.get(part) or self._open_part(part)).add_all(np.array(spent, dtype=np.int64))
+        if stamps:
+            self._gaps.add_all(np.concatenate([np.diff(np.array(each, dtype=np.int64)) for each in stamps]))
 
     def counted(self) -> Counted:
         """All that was counted, as it travels to another process."""
@@ -147,24 +192,18 @@ class Metrics:
     def add(self, other: Counted) -> None:
         """Add what another process counted."""
         for key, count, whole, first_token in other.series:
-            series = self.series.setdefault(key, Series())
+            series = self._series.setdefault(key, Series())
             series.count += count
             _add(series.whole, whole)
             _add(series.first_token, first_token)
         for part, told in other.parts.items():
-            _add(self.parts.setdefault(part, Histogram(PART_BOUNDS_S)), told)
+            _add(self._parts.setdefault(part, Histogram(PART_BOUNDS_S)), told)
         for exact, counts in zip((True, False), other.tokens, strict=True):
-            self.tokens[exact] = [mine + theirs for mine, theirs in zip(self.tokens[exact], counts, strict=True)]
+            self._tokens[exact] = [mine + theirs for mine, theirs in zip(self._tokens[exact], counts, strict=True)]
         for code, count in other.errors.items():
-            self.errors[code] = self.errors.get(code, 0) + count
-        self.thinned += other.thinned
-        _add(self.gaps(), other.gaps)
-
-    def _wait(self, stamps: list[int]) -> None:
-        self._waiting.append(stamps)
-        self._waiting_stamps += len(stamps)
-        if self._waiting_stamps > FOLD_STAMPS:
-            self.gaps()
+            self._errors[code] = self._errors.get(code, 0) + count
+        self._thinned += other.thinned
+        _add(self._gaps, other.gaps)
 
     def _open(self, record: FlightRecord) -> Series:
         # A name that became OTHER comes here each time: to remember it would let made-up names fill the memory.
@@ -173,14 +212,14 @@ class Metrics:
             self._routes.label(record.route, learn), self._capabilities.label(record.capability, learn),
             self._models.label(record.model, learn), record.end, record.http_status,
         )
-        series = self.series.get(key)
+        series = self._series.get(key)
         if series is None:
-            series = self.series[key] = Series()
+            series = self._series[key] = Series()
         return series
 
     def _open_part(self, part: str) -> Histogram:
-        return self.parts.setdefault(self._part_names.label(part), Histogram(PART_BOUNDS_S))
+        return self._parts.setdefault(self._part_names.label(part), Histogram(PART_BOUNDS_S))
 
     def _count_error(self, code: str) -> None:
         code = self._codes.label(code)
-        self.errors[code] = self.errors.get(code, 0) + 1
+        self._errors[code] = self._errors.get(code, 0) + 1
