@@ -60,7 +60,8 @@ class Leave(Section):
     """What happens to a running answer when its client leaves."""
 
     policy: Literal["cancel", "drain", "keep"] = Field(
-        "cancel", description="`cancel` frees the engine, `drain` reads a few tokens more, `keep` goes on and holds the rest for a client that comes back."
+        "cancel",
+        description="`cancel` frees the engine, `drain` reads a few tokens more, `keep` goes on and holds the rest for a client that comes back.",
     )
     tokens: int = Field(256, ge=1, description="With `drain`: tokens that are still read.")
 
