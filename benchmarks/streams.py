@@ -137,7 +137,7 @@ async def gateway(home: Path, dsn: str) -> AsyncIterator[tuple[int, str, int]]:
     server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0, backlog=4096)
     port = server.sockets[0].getsockname()[1]
     config = write_config(home, dsn, f"http://127.0.0.1:{port}", limits=True)
-    config.write_text(config.read_text().replace('adapter = "openai"', 'adapter = "llama_cpp"') + "conformance = \"off\"\n")
+    config.write_text(config.read_text().replace('adapter = "openai"', 'adapter = "llama_cpp"'))
     note = home / "data" / "run" / "gateway.json"
     note.unlink(missing_ok=True)
     process = subprocess.Popen([sys.executable, "-m", "tidegate.cli", "serve", "--config", str(config), "--port", "0"])  # noqa: ASYNC220 - before the clients
