@@ -67,6 +67,7 @@ log = logging.getLogger(__name__)
 
 _LAST_DRAIN_S = 5.0
 _MOST_FILES = 65_536
+_SWITCH_S = 0.0005
 _FIGURES_KEPT_NS = 500_000_000
 PARTS = "run/parts.json"
 #: Where workers tell each other what they counted, below the data folder.
@@ -320,6 +321,8 @@ async def _serve(settings: Settings, bound: socket.socket, index: int = 0, ready
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
+        # The drain's thread works beside the event loop: a token must not wait for it for Python's usual 5 ms.
+        sys.setswitchinterval(_SWITCH_S)
         if index == 0:
             url = url_of(bound)
             _note_running(settings.local.folder, url, os.getpid() if ready is None else os.getppid())

@@ -10,7 +10,6 @@ HTTP/1.0 knows no chunks: a stream to such a client is plain bytes until the con
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
@@ -96,8 +95,19 @@ def _may_begin(cycle: RequestResponseCycle) -> bool:
     return True
 
 
+#: uvicorn's own headers, which it makes anew once a second, and their lines.
+_default: tuple[list[Header], bytes] = ([], b"")
+
+
+def _default_lines(headers: list[Header]) -> bytes:
+    global _default
+    if headers is not _default[0]:
+        _default = headers, b"".join([b"%b: %b\r\n" % header for header in headers])
+    return _default[1]
+
+
 def _lines(cycle: RequestResponseCycle, headers: Iterable[Header]) -> bytes:
-    lines = b"".join([b"%b: %b\r\n" % header for header in chain(cycle.default_headers, headers)])
+    lines = _default_lines(cycle.default_headers) + b"".join([b"%b: %b\r\n" % header for header in headers])
     return lines if cycle.keep_alive else lines + b"connection: close\r\n"
 
 

@@ -30,6 +30,6 @@ class SpoolSettings(Section):
     )
     near_share: float = Field(0.9, gt=0, le=1, description="Share of `max_bytes` above which token stamps are left out of new flights.")
     segment_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="Size at which a spool file is closed and a new one begun.")
-    batch_flights: int = Field(500, ge=1, le=10_000, description="Most flights written to the database in one transaction.")
+    batch_flights: int = Field(2000, ge=1, le=10_000, description="Most flights written to the database in one transaction.")
     batch_wait_s: float = Field(0.5, gt=0, le=60, description="Seconds between two looks at the spool.")
     backoff_max_s: float = Field(5.0, gt=0, le=300, description="Longest pause between two tries while the database is down.")

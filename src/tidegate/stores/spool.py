@@ -25,7 +25,7 @@ from tidegate.stores.segment import REJECTED, SUFFIX, Segment, listed
 from tidegate.stores.settings import SpoolSettings
 
 #: Most bytes of one batch, so that a transaction stays small however large the texts are.
-BATCH_BYTES = 1024 * 1024
+BATCH_BYTES = 2 * 1024 * 1024
 #: A state is left only when there is this much less than what brought it, or the log would flicker.
 CALM = 0.8
 

@@ -113,10 +113,12 @@ class Postgres:
         async def write(link: Link) -> None:
             async with link.transaction():
                 await link.execute(queries()["write_flights"].sql, {"records": records.decode()})
-                if kept:
-                    await link.execute(queries()["write_kept"].sql, texts)
+                await link.execute(queries()["write_kept"].sql, texts)
 
-        await self._run(write)
+        if kept:
+            await self._run(write)
+        else:  # one statement is all or nothing by itself: two round trips less
+            await self._execute("write_flights", {"records": records.decode()})
 
     async def get_flight(self, flight_id: str) -> FlightRecord | None:
         rows = await self._rows("get_flight", {"id": clean_text(flight_id)})
