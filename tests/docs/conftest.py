@@ -68,6 +68,7 @@ def desk(product: Product, tmp_path: Path) -> Iterator[Desk]:
     """Where one page is read. `TIDEGATE_KEY` stands for the key that `make up` printed, as the pages say."""
     one = Desk(tmp_path, product.address, reader(TIDEGATE_LOCAL__DATA=str(product.data), TIDEGATE_KEY=product.key, HOME=str(tmp_path)))
     one.lay()
+    (tmp_path / ".tidegate").symlink_to(product.data)  # a reader's checkout has the data folder of their `make up`
     (tmp_path / ".curlrc").write_text("fail-with-body\n", encoding="utf-8")  # else an error's body looks like an answer
     try:
         yield one
