@@ -83,6 +83,49 @@ def _learn(character: str) -> tuple[str, int]:
     return folded, BLANK if folded == " " else SEEN if folded else UNSEEN
 
 
+def is_plain(text: str) -> bool:
+    """ASCII without control characters, where blanks stand alone: the normal form is the text in lower case."""
+    return text.isascii() and text.isprintable() and "  " not in text
+
+
+#: What stands for a character in the table below that is unseen, and for one whose form hangs on those beside it. No normal form holds them.
+_GONE, _HANGS = "\x01", "\x02"
+
+
+class _Folds(dict[int, str]):
+    """Normal forms of single characters, for `str.translate`."""
+
+    def __missing__(self, point: int) -> str:
+        folded, kind = look_up(chr(point))
+        if kind == EXTENDS or (kind == SEEN and any(map(str.isspace, folded))):
+            folded = _HANGS
+        elif kind == UNSEEN:
+            folded = _GONE
+        if len(self) >= _MOST_KNOWN:
+            self.clear()
+        self[point] = folded
+        return folded
+
+
+_folds = _Folds()
+
+
+def simple_form(text: str) -> str | None:
+    """The normal form of a whole text, made at once; blanks at its ends may lack. None where it wants to be made character by character: where marks
+    follow their letters, or so much is unseen that the text may be taken as parted there.
+    """
+    if is_plain(text):
+        return text.lower()
+    folded = text.translate(_folds)
+    if _HANGS in folded:
+        return None
+    if gone := folded.count(_GONE):
+        if gone >= MOST_UNSEEN:
+            return None
+        folded = folded.replace(_GONE, "")
+    return " ".join(folded.split()) if "  " in folded else folded
+
+
 def extends(character: str) -> bool:
     """Whether a character of a normal form belongs to the one before it: a match must neither begin nor end in front of it."""
     return character >= "\u0300" and (unicodedata.combining(character) != 0 or _MAYBE.match(character) is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import ahocorasick
 
 from tidegate.core.errors import SettingsError
+from tidegate.guard.glance import Glance
 from tidegate.guard.normal import (
     BLANK,
     EXTENDS,
@@ -21,9 +22,11 @@ from tidegate.guard.normal import (
     UNSEEN,
     extends,
     fold_segment,
+    is_plain,
     look_up,
     word_pattern,
 )
+from tidegate.guard.road import Road
 
 #: Characters of a term's normal form. What is held back is never longer, whatever the list holds.
 MOST_TERM_CHARS = 200
@@ -91,26 +94,12 @@ def _why_not(term: str) -> str:
 
 def normal_form(text: str) -> str:
     """The normal form of a whole text, as it is compared."""
-    if _is_plain(text):
+    if is_plain(text):
         return text.lower()
     scan = Scan(_EMPTY)
     scan.keep_all = True
     scan.feed(text)
     return scan.window
-
-
-def _is_plain(text: str) -> bool:
-    # ASCII without control characters, where blanks stand alone: lower case is all there is to do
-    return text.isascii() and text.isprintable() and "  " not in text
-
-
-class Road(NamedTuple):
-    """The terms that begin with one character. `longest_prefix`: how far a text goes along any of them; `number_of`: of a whole term, or None."""
-
-    longest_prefix: Callable[[str], int]
-    number_of: Callable[[str, None], int | None]
-    lengths: tuple[int, ...]
-    at_words: bool
 
 
 class Terms:
@@ -122,11 +111,12 @@ class Terms:
     the live prefix; walking from the few places where a term may begin tells both.
     """
 
-    __slots__ = ("count", "exact", "flags", "longest", "only_words", "roads", "sha256")
+    __slots__ = ("count", "exact", "flags", "glance", "longest", "only_words", "roads", "sha256")
 
     def __init__(self, lists: Sequence[TermList], *, exact: bool = False) -> None:
-        """About 5 us and 400 bytes a term."""
+        """About 5 us and 500 bytes a term."""
         self.exact = exact
+        glance = Glance()
         self.flags = bytearray()
         digest = hashlib.sha256()
         tries: dict[int, Any] = {}
@@ -156,11 +146,16 @@ class Terms:
                 if not flags & 1:
                     anywhere.add(first)
                 longest = max(longest, len(folded))
+                if not exact:
+                    glance.add(folded, flags)
         #: By first character.
         self.roads: dict[str, Road] = {
             first: Road(tries[ord(first) >> 6].longest_prefix, tries[ord(first) >> 6].get, tuple(sorted(lengths[first])), first not in anywhere)
             for first in lengths
         }
+        glance.close(self.roads)
+        #: For whole texts.
+        self.glance = glance
         #: Whether no term that begins with a letter or figure of ASCII may begin inside a word.
         self.only_words = not exact and not any(first.isascii() and first.isalnum() for first in anywhere)
         #: How many terms there are.

@@ -19,7 +19,7 @@ from tidegate.pipeline.control import Control
 from tidegate.pipeline.parts import Engines
 from tidegate.pipeline.told import Told
 from tidegate.pipeline.watch import Stop, Watch
-from tidegate.pipeline.whole import parts_of
+from tidegate.pipeline.whole import parts_of, says_only
 
 #: Triggers that may fire in one answer: a model that says the same one over and over must come to an end.
 MOST_TRIGGERS = 8
@@ -104,7 +104,7 @@ class Legs:
                 break
         if stop is None:
             ask.text.append(answer.text)
-            if answer.raw is not None and watch.holds_term_beside(answer.raw):
+            if answer.raw is not None and not says_only(answer.raw, answer.text) and watch.holds_term_beside(answer.raw):
                 answer.raw = None  # what is not the answer does not leave: it is made anew
             return answer
         self._stop = stop

@@ -266,8 +266,11 @@ class Watch:
         return self._scan is not None and any(self._holds_term(text) for text in texts_in(msgspec.json.decode(raw)))
 
     def _holds_term(self, text: str) -> bool:
-        assert self._control.terms is not None
-        scan = Scan(self._control.terms)
+        terms = self._control.terms
+        assert terms is not None
+        if terms.glance.clears(text):
+            return False
+        scan = Scan(terms)
         return scan.feed(text) is not None or scan.finish() is not None
 
     # -- token ids

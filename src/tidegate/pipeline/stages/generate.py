@@ -14,6 +14,7 @@ from tidegate.pipeline.capability import Capability
 from tidegate.pipeline.control import Control, Trigger
 from tidegate.pipeline.legs import Legs
 from tidegate.pipeline.parts import Engines, Parts
+from tidegate.pipeline.whole import passes
 
 #: The public name of the first model of the first engine.
 DEFAULT = "default"
@@ -58,7 +59,7 @@ class GenerateStage:
             answer: EngineAnswer = await engine.whole(call, flight)
         finally:  # also where it failed or the client left: the time until then was the engine's
             flight.lap("engine.answer")
-        if self._control is not None:
+        if self._control is not None and not passes(self._control, answer):
             answer = await self._legs(ask, public, engine, call).judge(answer)
         else:
             ask.text.append(answer.text)
