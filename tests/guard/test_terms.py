@@ -69,6 +69,34 @@ def test_the_verdict_is_the_same_for_every_chunking(text: str, cuts: list[int], 
             assert known.get(fed, at) == at
 
 
+@given(texts=st.lists(texts, min_size=1, max_size=3), cuts=st.lists(st.integers(0, 200), max_size=12), terms=compiled)
+@settings(max_examples=1500, deadline=None)
+def test_what_was_learned_of_a_piece_is_true_elsewhere(texts: list[str], cuts: list[int], terms: Terms) -> None:
+    """With what other texts taught, hit and free are those of the long way."""
+    for text in [*texts, "".join(texts)]:
+        scan, exact = Scan(terms), Scan(terms)
+        for piece in pieces(text, cuts):
+            hit = scan.feed(piece)
+            assert hit == exact.feed_exactly(piece)
+            assert scan.free == exact.free
+            if hit is not None:
+                break
+        else:
+            assert (scan.finish(), scan.free) == (exact.finish(), exact.free)
+
+
+def test_what_is_learned_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that never end leave no more behind than the bound."""
+    monkeypatch.setattr("tidegate.guard.terms.MOST_STEPS", 20)
+    terms = Terms([TermList(["bomb"])])
+    scan = Scan(terms)
+    for number in range(200):
+        scan.feed(f" n{number}")
+        assert sum(map(len, terms.steps)) <= 20
+    scan.feed(" bom")
+    assert scan.feed("b ") == Hit(len("".join(f" n{n}" for n in range(200))) + 1, scan._fed - 1, 0)
+
+
 @given(text=texts, terms=compiled)
 @settings(max_examples=800, deadline=None)
 def test_what_is_free_never_reaches_into_a_hit(text: str, terms: Terms) -> None:
@@ -134,6 +162,7 @@ def test_what_is_held_is_bounded(filler: str) -> None:
     for _ in range(5000):
         assert scan.feed(filler) is None
     assert 5004 - scan.free <= 4 + MOST_UNSEEN
+    scan.feed_exactly("x")
     assert len(scan.window) < 300
 
 
@@ -142,6 +171,7 @@ def test_memory_does_not_grow_with_the_text() -> None:
     scan = Scan(WORDS)
     for _ in range(300):
         scan.feed("ﬁ\u200b ü\u0308 x")
+        scan.feed(" ü\u0308")
     assert len(scan.window) + len(scan._spans) < 100
 
 

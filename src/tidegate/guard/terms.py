@@ -32,8 +32,11 @@ from tidegate.guard.road import Road
 MOST_TERM_CHARS = 200
 
 
-#: In a piece of ASCII that is longer than this, places inside words are passed over at once.
+#: In a piece of ASCII that is longer than this, places inside words are passed over at once; and no step is learned for it.
 LONG_PIECE = 24
+#: Steps that are remembered, 500 bytes each. A tokenizer has more tokens, but few that are used.
+MOST_STEPS = 1 << 14
+BLANK_BEFORE, WORD_BEFORE, ELSE = 0, 1, 2
 _BEGINNINGS = re.compile(r"\b\w|[^\w\s]", re.ASCII)
 
 
@@ -98,8 +101,54 @@ def normal_form(text: str) -> str:
         return text.lower()
     scan = Scan(_EMPTY)
     scan.keep_all = True
-    scan.feed(text)
+    scan.feed_exactly(text)
     return scan.window
+
+
+class Tail(NamedTuple):
+    """A prefix of terms that a text ends with, and the way on from it."""
+
+    text: str
+    road: Road
+
+    def dies(self, norm: str) -> bool:
+        """Whether what follows makes no term of it, nor may."""
+        rest = self.text + norm
+        road = self.road
+        far = road.longest_prefix(rest)
+        if far == len(rest):
+            return False
+        size = len(self.text)
+        if far > size and far >= road.lengths[0]:
+            for length in road.lengths:
+                if size < length <= far and road.number_of(rest[:length], None) is not None:
+                    return False
+        return True
+
+
+class Step:
+    """What one more piece leads a scan to: all that the next piece has to know, wherever in a text it is."""
+
+    __slots__ = ("alive", "held", "next", "norm", "open", "open_len", "sized", "spans", "tails", "window")
+
+    def __init__(self, next: dict[str, Step]) -> None:
+        #: The steps from here on, once no tail lives any more.
+        self.next = next
+        self.tails: tuple[Tail, ...] = ()
+        #: The piece's own normal form, and its characters; -1 where it has to be looked at each time.
+        self.norm = ""
+        self.sized = 0
+        #: Characters of the text, up to its end, that may become part of a term.
+        self.held = 0
+        # The scan's own state, from the window's beginning and from the text's end on.
+        self.window = self.open = ""
+        self.open_len = 0
+        self.alive: tuple[int, ...] = ()
+        self.spans: tuple[tuple[int, int], ...] = ((0, 0),)
+
+
+_NO_STEP = Step({})
+_NO_STEP.sized = -1
 
 
 class Terms:
@@ -111,7 +160,7 @@ class Terms:
     the live prefix; walking from the few places where a term may begin tells both.
     """
 
-    __slots__ = ("count", "exact", "flags", "glance", "longest", "only_words", "roads", "sha256")
+    __slots__ = ("count", "exact", "flags", "glance", "longest", "only_words", "roads", "sha256", "start", "steps")
 
     def __init__(self, lists: Sequence[TermList], *, exact: bool = False) -> None:
         """About 5 us and 500 bytes a term."""
@@ -158,6 +207,10 @@ class Terms:
         self.glance = glance
         #: Whether no term that begins with a letter or figure of ASCII may begin inside a word.
         self.only_words = not exact and not any(first.isascii() and first.isalnum() for first in anywhere)
+        #: What a short piece leads to where nothing is live, learned as pieces come: behind a blank, behind a word, behind anything else.
+        self.steps: tuple[dict[str, Step], dict[str, Step], dict[str, Step]] = ({}, {}, {})
+        #: Before any text.
+        self.start = Step(self.steps[ELSE])
         #: How many terms there are.
         self.count = len(self.flags)
         #: Characters of the longest normal form.
@@ -174,89 +227,102 @@ class Scan:
     """
 
     __slots__ = (
-        "_alive", "_base", "_calm", "_end", "_fed", "_in_word", "_lone", "_marks", "_open", "_open_len", "_pending", "_shift", "_spans", "_unseen",
+        "_alive", "_base", "_end", "_fed", "_marks", "_open", "_open_len", "_pending", "_shift", "_spans", "_step", "_unseen",
         "free", "keep_all", "terms", "window",
     )  # fmt: skip
 
     def __init__(self, terms: Terms, at: int = 0) -> None:
         """`at`: the number of the first character that will be fed."""
         self.terms = terms
-        self.window = ""  # the normal form from `_base` on
-        self._base = 0
-        self._end = 0
-        self._alive: list[int] = []  # where the prefixes of terms begin that the text so far ends with, the longest first
         self._fed = self.free = at
-        #: Where the normal form and the text run in step: (place in the normal form, place in the text), each until the next.
-        self._spans: list[tuple[int, int]] = [(0, at)]
-        self._shift = at  # of the last span: place in the text minus place in the normal form
-        self._open = ""  # the last character, which marks may follow ...
-        self._open_len = 0  # ... how long its normal form is ...
-        self._marks = 0  # ... and how many marks it has
-        self._unseen = 0
-        self._pending: list[Hit] = []  # terms at the very end: what comes next says whether they end there
-        self._calm = False  # nothing is open: `feed` may take the short way
-        self._lone = False  # nothing is open but one prefix of a term, told by the short way, behind which a word goes on
-        self._in_word = False  # whether it ends in a word; kept only while `_calm`
+        #: Where the text stands, if that is a step; else the members below are in force.
+        self._step: Step | None = terms.start
         self.keep_all = False
 
     def feed(self, text: str) -> Hit | None:
         """The next piece of the text. Returns the hit, if that is what it leads to; then `free` ends where the hit begins."""
-        if not (self._calm or self._lone) or not text.isascii():
-            return self._feed(text) if text else None
-        # A word of plain letters, with or without a blank before it, or the rest of one, or one other sign: most of what is ever fed.
-        size = len(text)
-        if size == 1:
-            if text.isalnum() or text == " " or not text.isprintable() or text in self.terms.roads or (self._lone and not self._dies(text)):
-                return self._feed(text)
-            self.window = self.window[-1:] + text
-            self._base = self._end - 1
-            self._in_word = text == "_"
-            far = 0
-        else:
-            norm = text.lower()
-            if text.isalnum():
-                begin = -1 if self._in_word else 0
-            elif text[0] == " " and self._open != " " and text[1:].isalnum():
-                begin = 1
-            else:
-                return self._feed(text)
-            if self._lone and not self._dies(norm):
-                return self._feed(text)
-            far = 0
-            if begin >= 0:
-                road = self.terms.roads.get(norm[begin])
-                if road is not None:
-                    rest = norm[begin:] if begin else norm
-                    far = road.longest_prefix(rest)
-                    if far >= road.lengths[0]:
-                        return self._feed(text)  # there may be a whole term in it
-                    if far == size - begin:
-                        self._alive = [self._end + begin]
-                        self._calm, self._lone = False, True
-                    else:
-                        far = 0
-            self._base = self._end
-            self.window = norm
-            self._in_word = True
-        self._end += size
-        self._fed += size
-        self.free = self._fed - far
-        self._open = text[-1]
-        return None
+        now = self._step
+        if now is not None:
+            then = now.next.get(text)
+            if then is None:
+                if not text:
+                    return None
+                then = self._learn(now, text)
+            if then.sized > 0:
+                for tail in now.tails:
+                    if not tail.dies(then.norm):
+                        break
+                else:
+                    self._step = then
+                    fed = self._fed = self._fed + then.sized
+                    self.free = fed - then.held
+                    return None
+        return self.feed_exactly(text)
 
-    def _dies(self, norm: str) -> bool:
-        """Whether the one prefix that lives ends here as no term: then nothing is open any more."""
-        rest = self.window[self._alive[0] - self._base :] + norm
-        road = self.terms.roads[rest[0]]
-        far = road.longest_prefix(rest)
-        if far == len(rest) or far >= road.lengths[0]:
-            return False
-        self._alive = []
-        self._calm, self._lone = True, False
-        return True
+    def feed_exactly(self, text: str) -> Hit | None:
+        """As `feed`, by the long way."""
+        if not text:
+            return None
+        if self._step is not None:
+            self._restore(self._step)
+        return self._feed(text)
+
+    def _learn(self, now: Step, text: str) -> Step:
+        """What a piece leads to where nothing is live: found out once by the long way."""
+        terms = self.terms
+        if len(text) > LONG_PIECE:
+            return _NO_STEP
+        if sum(map(len, terms.steps)) >= MOST_STEPS:
+            for steps in terms.steps:
+                steps.clear()
+        then = _NO_STEP
+        if not _marks_what_was(text):
+            scan = Scan(terms)
+            scan._restore(now)
+            scan._alive = []
+            scan.keep_all = True
+            before = scan._end
+            if scan._feed(text) is None:
+                norm = scan.window[before:]
+                if norm and (step := scan._as_step()) is not None:
+                    then = step
+                    then.norm, then.sized = norm, len(text)
+        now.next[text] = then
+        return then
+
+    def _restore(self, step: Step) -> None:
+        """Go on by the long way from where a step led to."""
+        fed = self._fed
+        self.window = step.window
+        self._base = 0
+        self._end = len(step.window)
+        self._alive = [*step.alive]  # where the prefixes of terms begin that the text so far ends with, the longest first
+        #: Where the normal form and the text run in step: (place in the normal form, place in the text), each until the next.
+        self._spans = [(begin, place + fed) for begin, place in step.spans]
+        self._shift = self._spans[-1][1] - self._spans[-1][0]  # of the last span: place in the text minus place in the normal form
+        self._open = step.open  # the last character, which marks may follow ...
+        self._open_len = step.open_len  # ... how long its normal form is ...
+        self._marks = 0  # ... and how many marks it has
+        self._unseen = 0
+        self._pending: list[Hit] = []  # terms at the very end: what comes next says whether they end there
+        self._step = None
+
+    def _as_step(self) -> Step | None:
+        """Where the text stands now, if that is all that there is to know."""
+        self._trim()
+        if self._pending or self._marks or self._unseen:
+            return None
+        terms, window, base, fed = self.terms, self.window, self._base, self._fed
+        step = Step(terms.steps[BLANK_BEFORE if self._open.isspace() else WORD_BEFORE if window and _is_word(window[-1]) else ELSE])
+        step.held = fed - self.free
+        step.window, step.open, step.open_len = window, self._open, self._open_len
+        step.spans = tuple([(begin - base, place - fed) for begin, place in self._spans])
+        if self._alive:
+            step.alive = tuple([at - base for at in self._alive])
+            step.tails = tuple([Tail(window[at:], terms.roads[window[at]]) for at in step.alive])
+        return step
 
     def _feed(self, text: str) -> Hit | None:
-        self._lone = False
         terms = self.terms
         end, fed = self._end, self._fed
         if terms.exact:
@@ -283,22 +349,22 @@ class Scan:
                 return hit
         live = self._alive[0] - base if self._alive else tail
         self.free = self._fed if live == tail else self._place(base + live)
-        self._calm = (
-            live == tail and not self._pending and not self._marks and not self._unseen and self._open_len == 1
-            and self._fed - self._end == self._shift and terms.only_words and not self.keep_all
-        )  # fmt: skip
-        self._in_word = self._calm and _is_word(self._open)
-        keep = min(live, tail - self._open_len) - 1
-        if keep > 0 and not self.keep_all:
-            self.window = window[keep:]
-            self._base = base + keep
+        if not self.keep_all:
+            self._step = self._as_step()
+        return None
+
+    def _trim(self) -> None:
+        """Forget what is needed no more."""
+        keep = min(self._alive[0] if self._alive else self._end, self._end - self._open_len) - 1 - self._base
+        if keep > 0:
+            self.window = self.window[keep:]
+            self._base += keep
             if len(self._spans) > 1:
                 self._forget()
-        return None
 
     def finish(self) -> Hit | None:
         """The text ends here: a term at its very end is a hit, and all that was held is free."""
-        for hit in sorted(self._pending):
+        for hit in sorted(self._pending) if self._step is None else ():
             before = hit.start - self._base - 1
             if not (self.terms.flags[hit.term] & 1 and before >= 0 and _is_word(self.window[before])):
                 return self._hit(hit)
@@ -450,6 +516,15 @@ class Scan:
 
 def _is_word(character: str) -> bool:
     return character.isalnum() or character == "_" if character.isascii() else word_pattern().match(character) is not None
+
+
+def _marks_what_was(text: str) -> bool:
+    """Whether the text begins with a mark, or may: that belongs to the character before it."""
+    for character in text:
+        kind = look_up(character)[1]
+        if kind != UNSEEN:
+            return kind == EXTENDS
+    return True
 
 
 _EMPTY = Terms([])
