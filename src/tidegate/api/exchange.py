@@ -83,7 +83,7 @@ class House:
     keepalive_s: float = 15.0
     running: set[Exchange] = field(default_factory=set)
     kept: KeptStreams = field(init=False)
-    #: Whether a /v1 stream may have a policy for leaving other than `cancel`.
+    #: Whether a /v1 stream may have a policy for leaving other than `cancel`: only then somebody can come back.
     stays: bool = field(init=False)
     conversations: Conversations = field(default_factory=Conversations)
 

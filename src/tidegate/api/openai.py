@@ -101,8 +101,7 @@ class GenerationRoute:
 
     async def _stream(self, exchange: Exchange, ask: Ask, ticket: Ticket) -> None:
         exchange.opening = ticket.headers
-        if exchange.house.stays:
-            stay_as_asked(exchange)
+        stay_as_asked(exchange)
         relay = Relay(self._kind, exchange, ticket, ask)
         ask.emit = relay.emit
         await run(ask, self._steps)

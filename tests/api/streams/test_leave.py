@@ -168,6 +168,14 @@ async def test_a_caller_chooses_what_the_operator_allows(open_gateway: Open) -> 
     assert b"id: " not in client.body
 
 
+async def test_a_choice_is_refused_where_the_operator_allows_none(open_gateway: Open) -> None:
+    """A caller who wants a stream kept learns that it will not be, rather than when it comes back."""
+    gateway = await open_gateway()
+    client = await gateway.ask("##n=2##", headers="x-tidegate-leave: keep\r\n")
+    await client.rest()
+    assert (client.status, client.error()["param"]) == (400, "x-tidegate-leave")
+
+
 async def test_from_leaving_to_abort(open_gateway: Open, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]) -> None:
     """The engine's connection is dropped in the turns of the loop that follow the client's going: nothing waits for a timer in between.
 
