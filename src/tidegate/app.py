@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -68,6 +69,8 @@ log = logging.getLogger(__name__)
 _LAST_DRAIN_S = 5.0
 _MOST_FILES = 65_536
 _SWITCH_S = 0.0005
+#: Names of malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _FIGURES_KEPT_NS = 500_000_000
 PARTS = "run/parts.json"
 #: Where workers tell each other what they counted, below the data folder.
@@ -264,6 +267,7 @@ def serve(settings: Settings, fd: int | None = None) -> int:
     """`tidegate serve`: the gateway alone, until SIGINT or SIGTERM. `fd`: a listening socket that a supervisor hands over."""
     configure(settings.log)
     _allow_many_connections()
+    _keep_freed_memory()
     sockets = _listening(settings, fd)
     if len(sockets) == 1:
         uvloop.run(_serve(settings, sockets[0]))
@@ -282,6 +286,15 @@ def serve(settings: Settings, fd: int | None = None) -> int:
         return 0
 
     return Workers(len(sockets), work).run()
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep the room of large request bodies for the next ones. Given back and fetched anew each time, a body of 200 kB costs
+    a hundred page faults, a third of all that it costs. Nothing where the C library is not glibc."""
+    with contextlib.suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 4 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 32 << 20)
 
 
 def _listening(settings: Settings, fd: int | None) -> list[socket.socket]:

@@ -45,6 +45,7 @@ _MESSAGE = frozenset({
 })
 _NAMES = {str: "text", bool: "true or false", list: "a list", dict: "an object", int: "a whole number", float: "a number"}
 _decode = msgspec.json.Decoder().decode
+_LARGE_BYTES = 4096
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
@@ -59,8 +60,8 @@ def decode_object(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"The body is not JSON: {error}.", hint="Send a JSON object.") from None
     except RecursionError:
         raise _too_deep() from None
-    # Counting brackets costs next to nothing, and only a body with many of them is walked.
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and too_deep(fields):
+    # In a small body counting brackets costs next to nothing, and only one with many of them is walked; a large one is mostly text.
+    if (len(body) > _LARGE_BYTES or body.count(b"[") + body.count(b"{") > MAX_DEPTH) and too_deep(fields):
         raise _too_deep()
     if not isinstance(fields, dict):
         raise BadRequest("The body is JSON but not an object.", hint="Send a JSON object.")
