@@ -71,6 +71,17 @@ def test_one_that_differs_in_its_text_alone() -> None:
     assert bare.check(Chunk(1, "text", "a", more))[0] is False
 
 
+def test_reasoning_that_differs_in_its_text_alone() -> None:
+    """Its events have a frame of their own, in which no answer's text is bare."""
+    bare = Bare()
+    for text in ("one", "two", "three"):
+        assert bare.check(Chunk(1, "reasoning", text, event({"reasoning": text}))) == (True, [])
+    assert bare.check(Chunk(1, "text", "bad", event({"reasoning": "bad"})))[0] is False
+    assert bare.check(Chunk(1, "reasoning", "bad", event({"content": "bad"})))[0] is False
+    assert bare.check(Chunk(1, "notice", "", event({"content": "bad"})))[0] is False
+    assert bare.check(Chunk(1, "notice", "bad", event({"content": "bad"})))[0] is False
+
+
 @pytest.mark.parametrize(("token", "leaves"), [("good", True), ("bad", False)])
 def test_alternatives_in_log_probabilities(token: str, leaves: bool) -> None:
     """An event with a term among its alternatives leaves without them."""

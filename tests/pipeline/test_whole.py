@@ -10,8 +10,9 @@ import pytest
 from tidegate.core.ask import EngineAnswer
 from tidegate.core.chunk import Usage
 from tidegate.guard.terms import TermList, Terms
+from tidegate.pipeline.bare import says_only
 from tidegate.pipeline.control import Control, Trigger
-from tidegate.pipeline.whole import passes, says_only
+from tidegate.pipeline.whole import passes
 
 BAD = Control(Terms([TermList(["bad"])]))
 

@@ -1,9 +1,9 @@
-"""Whether an engine's own event says nothing but what its chunk tells: only then it may leave as it came where terms are banned."""
+"""Whether an engine's own event or answer says nothing but what was looked at: only then it may leave as it came where terms are banned."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -20,31 +20,111 @@ _encode = msgspec.json.Encoder().encode
 _THOUGHTS = ("reasoning_content", "reasoning")
 
 
+#: A member that says nothing.
+_Nothing = Annotated[str, msgspec.Meta(max_length=0)] | Annotated[list[None], msgspec.Meta(max_length=0)] | None
+
+
+class _OnlyText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: _Nothing = None
+    reasoning_content: _Nothing = None
+    reasoning: _Nothing = None
+    tool_calls: _Nothing = None
+    function_call: _Nothing = None
+    annotations: _Nothing = None
+    audio: _Nothing = None
+
+
+class _OnlyChoice(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    delta: _OnlyText | None = None
+    message: _OnlyText | None = None
+    text: str | None = None
+    index: Literal[0] | None = None
+    finish_reason: str | None = None
+    native_finish_reason: str | None = None
+    logprobs: _Nothing = None
+    prompt_logprobs: _Nothing = None
+    stop_reason: int | None = None
+    matched_stop: int | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class _OnlyBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """An answer or event that tells one text, and of the rest only what the engine or who runs it makes, not the model."""
+
+    choices: Annotated[list[_OnlyChoice], msgspec.Meta(max_length=1)] = []
+    id: str | None = None
+    object: str | None = None
+    created: float | None = None
+    model: str | None = None
+    usage: msgspec.Raw = msgspec.Raw()
+    system_fingerprint: str | None = None
+    service_tier: str | None = None
+    provider: str | None = None
+    obfuscation: str | None = None
+    timings: msgspec.Raw = msgspec.Raw()
+    kv_transfer_params: msgspec.Raw = msgspec.Raw()
+    prompt_logprobs: _Nothing = None
+    prompt_token_ids: list[int] | None = None
+
+
+_decode_only = msgspec.json.Decoder(_OnlyBody).decode
+
+
+def says_only(raw: bytes, text: str) -> bool:
+    """Whether an engine's event or whole answer says this text, and of the model nothing beside it. False too where only a closer look can tell."""
+    try:
+        choices = _decode_only(raw).choices
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    if not choices:
+        return not text
+    choice = choices[0]
+    said, delta, message = choice.text, choice.delta, choice.message
+    if delta is not None:
+        return not said and message is None and (delta.content or "") == text
+    if message is not None:
+        return not said and (message.content or "") == text
+    return (said or "") == text
+
+
 class Bare:
     """Remembers the last event that was bare: one that differs from it in its text alone is bare too."""
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ("_after", "_before", "_kind")
 
     def __init__(self) -> None:
         self._before = self._after = b""
+        self._kind = ""
 
     def check(self, chunk: Chunk) -> tuple[bool, list[str]]:
         """True where the event tells nothing else; and the texts of its log-probabilities, which nobody looked at yet."""
         raw = chunk.raw
         assert raw is not None
-        if chunk.kind == "text" and self._before and raw == self._before + _encode(chunk.text) + self._after:
+        kind, text = chunk.kind, chunk.text
+        if text and kind == self._kind and raw == self._before + _encode(text) + self._after:
+            return _BARE
+        if kind == "text" and says_only(raw, text):
+            self._remember(chunk, raw)
+            return _BARE
+        if not text and says_only(raw, ""):  # an end, a count
             return _BARE
         try:
             event = msgspec.json.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False, []
         bare, beside = _is_bare(event, chunk)
-        if bare and not beside and chunk.kind == "text":
-            said = _encode(chunk.text)
-            before, found, after = raw.rpartition(said)
-            # where the text stands twice (the model's name may be its word) nothing is remembered
-            self._before, self._after = (before, after) if found and raw.count(said) == 1 else (b"", b"")
+        if bare and not beside and kind in ("text", "reasoning"):
+            self._remember(chunk, raw)
         return bare, beside
+
+    def _remember(self, chunk: Chunk, raw: bytes) -> None:
+        said = _encode(chunk.text)
+        before, found, after = raw.rpartition(said)
+        # where the text stands twice (the model's name may be its word) nothing is remembered
+        self._kind, self._before, self._after = (chunk.kind, before, after) if found and raw.count(said) == 1 else ("", b"", b"")
 
 
 def _is_bare(event: Any, chunk: Chunk) -> tuple[bool, list[str]]:

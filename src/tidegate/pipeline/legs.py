@@ -15,11 +15,12 @@ from tidegate.core.ask import Ask, Emit, EngineAnswer, EngineCall, Said
 from tidegate.core.chunk import Chunk, End, Usage
 from tidegate.core.errors import CannotContinue, EngineCut, EngineDown, EngineError, EngineStalled
 from tidegate.core.ports import Engine, EngineStream
+from tidegate.pipeline.bare import says_only
 from tidegate.pipeline.control import Control
 from tidegate.pipeline.parts import Engines
 from tidegate.pipeline.told import Told
 from tidegate.pipeline.watch import Stop, Watch
-from tidegate.pipeline.whole import parts_of, says_only
+from tidegate.pipeline.whole import parts_of
 
 #: Triggers that may fire in one answer: a model that says the same one over and over must come to an end.
 MOST_TRIGGERS = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -49,6 +50,10 @@ class _Aside:
         return self.scan.free >= at and (self.unescaped is None or not self.unescaped.open)
 
 
+#: A chunk waits for no text but the answer.
+_NONE: Sequence[tuple[_Aside, int]] = ()
+
+
 class Watch:
     """Of one answer. Chunks leave in their order; `out` takes those that may leave now.
 
@@ -66,7 +71,7 @@ class Watch:
         self._only_terms = self._scan is not None and not control.triggers
         self._ids: list[tuple[int, int]] = []  # the last token ids, each with where its piece begins
         #: What waits: chunk, where its text ends in the answer (0: it has none there), and which places of which other text must be free.
-        self._held: list[tuple[Chunk, int, list[tuple[_Aside, int]]]] = []
+        self._held: list[tuple[Chunk, int, Sequence[tuple[_Aside, int]]]] = []
         self._asides: dict[str, _Aside] = {}
         self._reasoning = False
         #: Characters of the answer that have left.
@@ -82,16 +87,24 @@ class Watch:
             bare, beside = self._bare.check(chunk)
             if not bare or (beside and any(self._holds_term(one) for one in beside)):
                 chunk.raw = None  # what nobody looked at does not leave: the event is made anew, of what was
-        if self._only_terms and chunk.kind == "text" and text and not self._held and chunk.finish is None and not self._reasoning:
+        held = self._held
+        if (
+            self._only_terms and chunk.kind == "text" and text and chunk.finish is None and not self._reasoning
+            and (not held or not self._asides)
+        ):  # fmt: skip
             scan = self._scan
             assert scan is not None
             end = self._told.chars
             hit = scan.feed(text)
             if hit is None and scan.free == end:  # nearly always
+                if held:
+                    for one, _, _ in held:
+                        out.append(one)
+                    held.clear()
                 self.sent = end
                 out.append(chunk)
                 return None
-            self._held.append((chunk, end, []))
+            held.append((chunk, end, _NONE))
             if hit is not None:
                 return self._stopped(self._banned(hit))
             self._release(scan.free, out)
@@ -117,10 +130,10 @@ class Watch:
                     self.sent = end
                     out.append(chunk)
                     return None
-                self._held.append((chunk, end, []))
+                self._held.append((chunk, end, _NONE))
                 self._release(free, out)
                 return None
-            self._held.append((chunk, end, []))
+            self._held.append((chunk, end, _NONE))
             stop = self._first(hit, fired, by_ids)
             if stop is None:
                 stop = self._end_of_text()
@@ -135,7 +148,7 @@ class Watch:
             pieces = [(f"tool {tool.index}", tool.arguments) for tool in chunk.tools if tool.arguments]
             pieces += [(f"name {tool.index}", tool.name) for tool in chunk.tools if tool.name]
             return self._take_aside(chunk, pieces, out)
-        self._held.append((chunk, 0, []))
+        self._held.append((chunk, 0, _NONE))
         if chunk.finish is not None:
             if any(self._settle(name) for name in self._asides):
                 return self._stop_aside()
@@ -181,7 +194,7 @@ class Watch:
                     self.sent = free
                     held[gone] = (_rest_of(chunk, free - begin), end, asides)
                 break
-            if not all(aside.free(at) for aside, at in asides):
+            if asides and not all(aside.free(at) for aside, at in asides):
                 break
             if end:
                 self.sent = end
@@ -217,7 +230,7 @@ class Watch:
 
     def _stopped(self, stop: Stop) -> Stop:
         """What lies behind the cut is gone; what lies before it waits, for it may be part of another term."""
-        kept: list[tuple[Chunk, int, list[tuple[_Aside, int]]]] = []
+        kept: list[tuple[Chunk, int, Sequence[tuple[_Aside, int]]]] = []
         for chunk, end, asides in self._held:
             if not end or end <= stop.chars:
                 if chunk.finish is None and chunk.kind != "usage":  # that end is none any more

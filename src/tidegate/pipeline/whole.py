@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
 from tidegate.core.ask import EngineAnswer
 from tidegate.core.chunk import Chunk, ToolDelta
+from tidegate.pipeline.bare import says_only
 from tidegate.pipeline.control import Control
 
 
@@ -39,76 +40,11 @@ class _Body(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Body).decode
 
 
-#: A member that says nothing.
-_Nothing = Annotated[str, msgspec.Meta(max_length=0)] | Annotated[list[None], msgspec.Meta(max_length=0)] | None
-
-
-class _OnlyText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    refusal: _Nothing = None
-    reasoning_content: _Nothing = None
-    reasoning: _Nothing = None
-    tool_calls: _Nothing = None
-    function_call: _Nothing = None
-    annotations: _Nothing = None
-    audio: _Nothing = None
-
-
-class _OnlyChoice(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    message: _OnlyText | None = None
-    text: str | None = None
-    index: Literal[0] = 0
-    finish_reason: str | None = None
-    native_finish_reason: str | None = None
-    logprobs: _Nothing = None
-    prompt_logprobs: _Nothing = None
-    stop_reason: int | None = None
-    matched_stop: int | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class _OnlyBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """An answer that tells one text, and of the rest only what the engine or who runs it makes, not the model."""
-
-    choices: Annotated[list[_OnlyChoice], msgspec.Meta(max_length=1)]
-    id: str | None = None
-    object: str | None = None
-    created: float | None = None
-    model: str | None = None
-    usage: msgspec.Raw = msgspec.Raw()
-    system_fingerprint: str | None = None
-    service_tier: str | None = None
-    provider: str | None = None
-    timings: msgspec.Raw = msgspec.Raw()
-    kv_transfer_params: msgspec.Raw = msgspec.Raw()
-    prompt_logprobs: _Nothing = None
-    prompt_token_ids: list[int] | None = None
-
-
-_decode_only = msgspec.json.Decoder(_OnlyBody).decode
-
-
 def passes(control: Control, answer: EngineAnswer) -> bool:
     """Whether one look says that nothing in the answer is watched for. False: it has to be looked through."""
     if control.triggers or (control.terms is not None and not control.terms.glance.clears(answer.text)):
         return False
     return answer.raw is None or says_only(answer.raw, answer.text)
-
-
-def says_only(raw: bytes, text: str) -> bool:
-    """Whether an engine's whole answer says this text, and of the model nothing beside it."""
-    try:
-        choices = _decode_only(raw).choices
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
-    if not choices:
-        return False
-    message, said = choices[0].message, choices[0].text
-    if message is not None:
-        return not said and (message.content or "") == text
-    return said == text
 
 
 def parts_of(answer: EngineAnswer) -> list[Chunk]:
