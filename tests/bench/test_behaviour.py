@@ -159,3 +159,12 @@ async def test_a_long_queue_of_short_answers() -> None:
     lines = await asyncio.gather(ask(order), *(ask(b"##n=1##") for _ in range(400)))
     assert set(lines) == {b"HTTP/1.1 200 OK\r\n"}
     await engine.close()
+
+
+@pytest.mark.parametrize("begun", ["", "the quick"])
+def test_an_answer_without_an_end_has_as_many_tokens_as_it_may_have(begun: str) -> None:
+    """`ignore_eos`, with which load tools ask for answers of an exact length; also where the answer goes on from its middle."""
+    last = [{"role": "assistant", "content": begun}] if begun else []
+    body = {**BODY, "messages": [*BODY["messages"], *last], "continue_final_message": bool(begun), "max_tokens": 40, "ignore_eos": True}
+    request = Behaviour().apply(read("chat", body), body)
+    assert (len(request.words), request.finish) == (40, "length")

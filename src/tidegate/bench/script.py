@@ -34,6 +34,8 @@ class Act(enum.Enum):
 #: Bytes: write them. A number: wait until that many ms after the last wait ended. An Act: see there.
 Step = bytes | float | Act
 Kind = Literal["chat", "completion"]
+#: Tokens of an answer that is not to end by itself.
+_MOST_TOKENS = 100_000
 
 
 class Request(msgspec.Struct):
@@ -65,20 +67,23 @@ def read(kind: Kind, body: dict[str, Any]) -> Request:
     """
     options = body.get("stream_options")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    # Load tools ask for answers of an exact length: without an end of its own, an answer has as many tokens as it may have.
+    endless = min(limit, _MOST_TOKENS) if body.get("ignore_eos") is True and isinstance(limit, int) else 0
     ids = body.get("prompt")
     if isinstance(ids, list) and ids and all(type(number) is int for number in ids):
-        prompt, words, orders = _go_on(ids)
+        prompt, words, orders = _go_on(ids, endless)
     elif body.get("continue_final_message") is True and body.get("messages"):
         *before, last = body["messages"]
-        ids, (prompt, words, orders) = None, _go_on([*encode(render(before), special=True), *encode(str(last.get("content")), special=False)])
+        begun = [*encode(render(before), special=True), *encode(str(last.get("content")), special=False)]
+        ids, (prompt, words, orders) = None, _go_on(begun, endless)
     else:
         ids, prompt = None, prompt_of(body)
         orders = parse(prompt)
-        words = _script(orders)
+        words = _script(orders, endless)
     banned = _banned(body.get("logit_bias"))
     if banned:
         words = [_allowed(word, banned) for word in words]
-    finish = "stop"
+    finish = "length" if 0 < endless <= len(words) else "stop"
     if isinstance(limit, int) and 0 < limit < len(words):
         words, finish = words[:limit], "length"
         if ids is not None and orders.at >= limit and orders.fault in _AT_TOKEN:
@@ -404,28 +409,32 @@ def _event(payload: str, number: int, fault: str, line_end: bytes) -> bytes:
 # -- parts
 
 
-def _script(orders: Directives) -> list[str]:
-    """All tokens of the answer."""
+def _script(orders: Directives, least: int = 0) -> list[str]:
+    """All tokens of the answer, at least so many where the prompt does not order the words."""
     if orders.answer is not None:
         return pieces(orders.answer)
+    count = max(orders.tokens, least)
     if orders.word is not None:
-        return [orders.word] * orders.tokens
-    return [WORDS[number % len(WORDS)] for number in range(orders.tokens)]
+        return [orders.word] * count
+    return [WORDS[number % len(WORDS)] for number in range(count)]
 
 
-def _go_on(ids: list[int]) -> tuple[str, list[str], Directives]:
-    """The text of a prompt of ids, the tokens that are left to say, and the orders with their fault's place counted from here."""
+def _go_on(ids: list[int], endless: int) -> tuple[str, list[str], Directives]:
+    """The text of a prompt of ids, the tokens that are left to say, and the orders with their fault's place counted from here.
+
+    `endless`: tokens that the answer still has where it is not to end by itself.
+    """
     at = after_mark(ids)
     if at is not None:
         said = _decoded(ids[at:])
         prompt = _decoded(ids[:at]).decode("utf-8", "replace")
         orders = parse(prompt)
-        words, done, _ = _rest(_script(orders), said)
+        words, done, _ = _rest(_script(orders, endless and endless + len(ids)), said)
     else:
         whole = _decoded(ids)
         prompt = whole.decode("utf-8", "replace")
         orders = parse(prompt)
-        words, done = _rest_of_completion(_script(orders), whole)
+        words, done = _rest_of_completion(_script(orders, endless and endless + len(ids)), whole)
     orders.at -= done
     if orders.fault == "cut_bytes" or (orders.fault in _AT_TOKEN and orders.at <= 0):
         orders.fault = "none"
