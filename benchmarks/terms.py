@@ -1,4 +1,4 @@
-"""What a ban of 100,000 terms costs for each token: `python benchmarks/terms.py`; writes results/terms.json."""
+"""What a ban of 100,000 terms costs for each token and for a whole answer: `python benchmarks/terms.py`; writes results/terms.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import common
 
-from tidegate.core.ask import Ask, Caller, Deadline, EngineCall
+from tidegate.core.ask import Ask, Caller, Deadline, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.flight import Flight
 from tidegate.guard.terms import Scan, TermList, Terms
@@ -31,6 +31,9 @@ EVENT = (
     b'{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m",'
     b'"choices":[{"index":0,"delta":{"content":%b},"finish_reason":null}]}'
 )
+ANSWER = b'{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":%b,"finish_reason":"stop"}]}'
+WHOLE = {"ascii": "The assessor calls you within three days; until then throw nothing away, says our policy.", "mixed":
+         " the quick brown fox jumps over lazy dogs and then café 你好 runs off 😀 far"}  # fmt: skip
 CHINESE = "保单承保因水、火灾和风暴造成的损失，但重大过失除外。索赔须在十四天内报告，并附上损失清单和您仍保存的收据。"
 
 
@@ -54,17 +57,20 @@ def tokens(text: str) -> list[str]:
     return cut
 
 
-def us_per_token(terms: Terms, pieces: list[str]) -> float:
-    """CPU time; the best of many short rounds, for other work on the same cores only ever adds."""
+def us_per_token(terms: Terms, pieces: list[str], *, first_time: bool = False) -> float:
+    """CPU time; the best of many short rounds, for other work on the same cores only ever adds. `first_time`: nothing is known of the pieces yet."""
     took = []
     for _ in range(ROUNDS):
+        for known in terms.steps if first_time else ():
+            known.clear()
         begin_ns = time.process_time_ns()
-        for _ in range(TEXTS):
+        texts = 1 if first_time else TEXTS
+        for _ in range(texts):
             scan = Scan(terms)
             for piece in pieces:
                 if scan.feed(piece) is not None:
                     raise AssertionError("this text holds no term")
-        took.append((time.process_time_ns() - begin_ns) / 1000 / TEXTS / len(pieces))
+        took.append((time.process_time_ns() - begin_ns) / 1000 / texts / len(pieces))
     return round(min(took), 2)
 
 
@@ -76,12 +82,18 @@ class Canned:
 
     def __init__(self, pieces: list[str]) -> None:
         self.events = [(piece, EVENT % json.dumps(piece).encode()) for piece in pieces]
+        text = "".join(pieces)
+        message = json.dumps({"role": "assistant", "content": text}, ensure_ascii=False).encode()
+        self.answer = EngineAnswer(text, "stop", self.usage, ANSWER % message)
 
     def find(self, model: str | None) -> tuple[Any, str]:
         return self, "canned"
 
     async def start(self, call: EngineCall, flight: Flight) -> Any:
         return self
+
+    async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
+        return self.answer
 
     async def relay(self, take: Any) -> None:
         for piece, event in self.events:
@@ -104,6 +116,21 @@ async def us_in_stage(control: Control | None, pieces: list[str]) -> float:
     return round(min(took), 2)
 
 
+async def us_of_a_whole_answer(control: Control | None, text: str) -> float:
+    """CPU time of the whole stage `generate` for an answer that is not streamed."""
+    stage = GenerateStage(Canned([text]), control=control)  # type: ignore[arg-type]
+    took = []
+    for _ in range(ROUNDS):
+        asks = [Ask(Flight("/bench"), Caller("key", "tenant"), Deadline(60)) for _ in range(20)]
+        for ask in asks:
+            ask.call = EngineCall("chat", "default", {})
+        begin_ns = time.process_time_ns()
+        for ask in asks:
+            await stage(ask)
+        took.append((time.process_time_ns() - begin_ns) / 1000 / len(asks))
+    return round(min(took), 2)
+
+
 def main() -> None:
     rnd = random.Random(7)
     listed = words(rnd, COUNT)
@@ -116,7 +143,8 @@ def main() -> None:
     result: dict[str, Any] = {
         "terms": COUNT, "build_s": round(build_s, 2), "memory_mb": round(memory_mb, 1),
         "us_per_token": {
-            "english_whole_words": us_per_token(whole, tokens(TEXT)), "english_anywhere": us_per_token(anywhere, tokens(TEXT)),
+            "english_whole_words": us_per_token(whole, tokens(TEXT)), "english_first_time": us_per_token(whole, tokens(TEXT), first_time=True),
+            "english_anywhere": us_per_token(anywhere, tokens(TEXT)),
             "chinese_by_character": us_per_token(whole, list(CHINESE)),
             "chinese_by_four": us_per_token(whole, [CHINESE[i : i + 4] for i in range(0, len(CHINESE), 4)]),
         },
@@ -124,6 +152,12 @@ def main() -> None:
     pieces = tokens(TEXT) * 5
     result["us_per_token_of_the_stage"] = {
         "without": asyncio.run(us_in_stage(None, pieces)), "with_the_ban": asyncio.run(us_in_stage(Control(whole), pieces)),
+    }  # fmt: skip
+    result["us_of_a_whole_answer"] = {
+        name: {
+            "without": asyncio.run(us_of_a_whole_answer(None, text)), "with_the_ban": asyncio.run(us_of_a_whole_answer(Control(whole), text)),
+        }
+        for name, text in WHOLE.items()
     }  # fmt: skip
     print(result)
     common.record("terms", result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tidegate.guard.normal import simple_form
+from tidegate.guard.normal import extends, simple_form
 from tidegate.guard.road import Road
 
 _WORD = re.compile(r"[0-9a-z_]+")
@@ -60,4 +60,11 @@ class Glance:
         road = self._roads[norm[at]]
         rest = norm[at : at + road.lengths[-1]]
         far = road.longest_prefix(rest)
-        return far >= road.lengths[0] and any(road.number_of(rest[:length], None) is not None for length in road.lengths if least <= length <= far)
+        if far < road.lengths[0] or far < least:
+            return False
+        for length in road.lengths:
+            if least <= length <= far and road.number_of(rest[:length], None) is not None:
+                after = norm[at + length : at + length + 1]
+                if not (after and extends(after)):  # else it ends inside a character
+                    return True
+        return False
