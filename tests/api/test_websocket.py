@@ -387,9 +387,9 @@ def raw(house: House, *, path: str = CHAT, receive_bytes: int = 0) -> socket.soc
 
 
 def knock(
-    house: House, *, path: str = CHAT, more: str = "", method: str = "GET", version: str = "13", receive_bytes: int = 0
+    house: House, *, path: str = CHAT, more: str = "", method: str = "GET", version: str = "13", receive_bytes: int = 0, behind: bytes = b""
 ) -> socket.socket:
-    """A connection that has sent its handshake."""
+    """A connection that has sent its handshake, and `behind` in the same write."""
     url = httpx.URL(house.url)
     connection = socket.socket()
     connection.settimeout(15)
@@ -400,6 +400,7 @@ def knock(
     connection.sendall(
         f"{method} {path} HTTP/1.1\r\nHost: gateway\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {nonce}\r\n"
         f"Sec-WebSocket-Version: {version}\r\nAuthorization: Bearer {house.keys['data']}\r\n{more}\r\n".encode()
+        + behind
     )
     return connection
 
@@ -466,13 +467,18 @@ def close_code(connection: socket.socket) -> int:
         "ping in pieces", "huge ping", "terabyte", "more than there is", "large in pieces", "countless pieces", "ping flood", "broken close", "close",
     ],
 )
-def test_what_breaks_the_protocol_ends_the_socket_with_its_code(house: House, sent: bytes, code: int) -> None:
-    """A clean close that says why, whatever the bytes; the gateway lives on."""
-    with raw(house) as connection:
+@pytest.mark.parametrize("early", [False, True], ids=["later", "in the handshake's own packet"])
+def test_what_breaks_the_protocol_ends_the_socket_with_its_code(house: House, sent: bytes, code: int, early: bool) -> None:
+    """A clean close that says why, whatever the bytes and however soon they come; the gateway lives on, and its log does not call it an error."""
+    logged = (house.data / "gateway.log").read_bytes().count(b"Exception in ASGI")
+    at_once = sent[:4096] if early else b""
+    with knock(house, behind=at_once) as connection:
+        assert read_head(connection).startswith(b"HTTP/1.1 101")
         with contextlib.suppress(ConnectionError):
-            connection.sendall(sent)
+            connection.sendall(sent[len(at_once) :])
         assert close_code(connection) == code
     assert house.chat("##n=1##").status_code == 200
+    assert (house.data / "gateway.log").read_bytes().count(b"Exception in ASGI") == logged
 
 
 @pytest.mark.parametrize(

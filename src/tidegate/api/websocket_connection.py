@@ -22,6 +22,8 @@ CLOSE_S = 5.0
 MOST_PINGS = 1000
 #: Pieces that a message may come in. Its bytes are bounded anyhow, but empty pieces take memory too.
 MOST_FRAGMENTS = 16_384
+#: Bytes that may wait for the handshake's answer before the socket is read no further.
+MOST_EARLY_BYTES = 64 * 1024
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
@@ -36,6 +38,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         self._pinged_s = self._closing_s = 0.0
         self._waiting = 0  # bytes that were not taken by the client at the last look
         self._pings = 0
+        self._early: list[bytes] = []  # came before the handshake was answered
 
     # -- the session's side
 
@@ -112,8 +115,23 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self.loop.time()
-        if self.conn.parser_exc is None:  # after a mistake in the protocol nothing is read any more
+        if self.handshake_initiated and not self.handshake_complete:  # what is said to frames must not go before the handshake's answer
+            self._early.append(data)
+            if sum(map(len, self._early)) > MOST_EARLY_BYTES:
+                self.read_paused = True
+                self.transport.pause_reading()
+        elif self.conn.parser_exc is None:  # after a mistake in the protocol nothing is read any more
             super().data_received(data)
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self._early and self.handshake_complete:
+            early, self._early = b"".join(self._early), []
+            if self.read_paused:
+                self.read_paused = False
+                self.transport.resume_reading()
+            if not self.disconnected:
+                self.data_received(early)
 
     def handle_bytes(self, event: Frame) -> None:
         self.close(1003, "A message is text: one JSON object.")
