@@ -35,7 +35,7 @@ class CapabilityRoute:
         exchange.flight.capability = self._capability.path
         caller = await asking(exchange)
         body = await exchange.body()
-        if self._leave.policy == "keep" and (at := resumes(exchange)) is not None:
+        if (at := resumes(exchange)) is not None:
             await resume(exchange, caller, at)
             return
         ask = exchange.new_ask(caller)

@@ -89,7 +89,6 @@ class House:
 
     def __post_init__(self) -> None:
         self.kept = KeptStreams(self.streams)
-        self.stays = self.streams.leave != "cancel" or bool(self.streams.callers_may)
 
     async def keep_time(self) -> None:
         """Looks after everything that takes its time: deadlines, heads that wait, keep-alive comments, slow readers, kept streams. Runs until

@@ -46,7 +46,7 @@ class GenerationRoute:
         exchange.need_post()
         caller = await asking(exchange)
         body = await exchange.body()
-        if exchange.house.stays and (at := resumes(exchange)) is not None:
+        if (at := resumes(exchange)) is not None:
             await resume(exchange, caller, at)
             return
         ask = exchange.new_ask(caller)

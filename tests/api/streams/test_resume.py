@@ -241,3 +241,13 @@ async def test_a_capability_is_kept_as_it_says(open_gateway: Open, tmp_path: Any
     assert b"\nevent: answer\n" in answer
     assert first.text + second.text == json.loads(answer.partition(b"data: ")[2])["answer"]
     assert gateway.engine.requests == 1
+
+
+async def test_coming_back_where_nothing_is_kept_is_refused(open_gateway: Open) -> None:
+    """A gateway that keeps no streams does not run the request again, which would say everything twice."""
+    gateway = await open_gateway()
+    asked = gateway.engine.requests
+    client = await come_back(gateway, "01a22979146dc4fca89017a2ebae7653.7", "POST")
+    await client.rest()
+    assert client.status == 404
+    assert gateway.engine.requests == asked
