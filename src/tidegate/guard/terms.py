@@ -36,6 +36,8 @@ MOST_TERM_CHARS = 200
 LONG_PIECE = 24
 #: Steps that are remembered, 500 bytes each. A tokenizer has more tokens, but few that are used.
 MOST_STEPS = 1 << 14
+#: Characters remembered of one step: blanks, signs and the alphabet.
+MOST_ENDS = 64
 BLANK_BEFORE, WORD_BEFORE, ELSE = 0, 1, 2
 _BEGINNINGS = re.compile(r"\b\w|[^\w\s]", re.ASCII)
 
@@ -129,14 +131,16 @@ class Tail(NamedTuple):
 class Step:
     """What one more piece leads a scan to: all that the next piece has to know, wherever in a text it is."""
 
-    __slots__ = ("alive", "held", "next", "norm", "open", "open_len", "sized", "spans", "tails", "window")
+    __slots__ = ("alive", "ends", "first", "held", "next", "norm", "open", "open_len", "sized", "spans", "tails", "window")
 
     def __init__(self, next: dict[str, Step]) -> None:
         #: The steps from here on, once no tail lives any more.
         self.next = next
         self.tails: tuple[Tail, ...] = ()
-        #: The piece's own normal form, and its characters; -1 where it has to be looked at each time.
-        self.norm = ""
+        #: Characters that no tail goes on with, as they were met.
+        self.ends: set[str] = set()
+        #: The piece's own normal form, its first character, and how many characters the piece has; -1 where it has to be looked at each time.
+        self.norm = self.first = ""
         self.sized = 0
         #: Characters of the text, up to its end, that may become part of a term.
         self.held = 0
@@ -145,6 +149,19 @@ class Step:
         self.open_len = 0
         self.alive: tuple[int, ...] = ()
         self.spans: tuple[tuple[int, int], ...] = ((0, 0),)
+
+    def ends_with(self, then: Step) -> bool:
+        """Whether the next piece makes no term of any tail, nor may."""
+        first, ends = then.first, True
+        for tail in self.tails:
+            size = len(tail.text)
+            if tail.road.longest_prefix(tail.text + first) > size:
+                ends = False
+                if not tail.dies(then.norm):
+                    return False
+        if ends and len(self.ends) < MOST_ENDS:
+            self.ends.add(first)
+        return True
 
 
 _NO_STEP = Step({})
@@ -248,15 +265,11 @@ class Scan:
                 if not text:
                     return None
                 then = self._learn(now, text)
-            if then.sized > 0:
-                for tail in now.tails:
-                    if not tail.dies(then.norm):
-                        break
-                else:
-                    self._step = then
-                    fed = self._fed = self._fed + then.sized
-                    self.free = fed - then.held
-                    return None
+            if then.sized > 0 and (not now.tails or then.first in now.ends or now.ends_with(then)):
+                self._step = then
+                fed = self._fed = self._fed + then.sized
+                self.free = fed - then.held
+                return None
         return self.feed_exactly(text)
 
     def feed_exactly(self, text: str) -> Hit | None:
@@ -286,7 +299,7 @@ class Scan:
                 norm = scan.window[before:]
                 if norm and (step := scan._as_step()) is not None:
                     then = step
-                    then.norm, then.sized = norm, len(text)
+                    then.norm, then.first, then.sized = norm, norm[0], len(text)
         now.next[text] = then
         return then
 
