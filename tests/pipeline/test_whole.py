@@ -67,10 +67,15 @@ def test_what_may_say_more(raw: bytes) -> None:
         (BAD, "all good", body({"content": "all good"}), True),
         (BAD, "all good", None, True),
         (BAD, "all bad", body({"content": "all bad"}), False),
-        (BAD, "all good", body({"content": "all good", "reasoning": "hm"}), False),
+        (BAD, "all good", body({"content": "all good", "reasoning": "hm"}), True),
+        (BAD, "all good", body({"content": "all good", "reasoning": "so bad"}), False),
+        (BAD, "all good", body({"content": "all good", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": "good"}'}}]}), True),
+        (BAD, "all good", body({"content": "all good", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": "\\u0062ad"}'}}]}), False),
+        (BAD, "all good", body({"content": "all good", "tool_calls": [{"function": {"name": "bad", "arguments": ""}}]}), False),
+        (BAD, "all good", body({"content": "all good"}, top={"note": ["is", {"x": "bad"}]}), False),
         (Control(triggers=(Trigger(None, "t", "<T>"),)), "all good", None, False),  # type: ignore[arg-type]
     ],
 )
 def test_what_passes(control: Control, text: str, raw: bytes | None, does: bool) -> None:
-    """No term in the text, nothing beside it, no trigger that waits for it."""
+    """No term in the text, nor in any text beside it; no trigger that waits."""
     assert passes(control, EngineAnswer(text, "stop", Usage(1, 1), raw)) is does

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from tidegate.core.ask import EngineAnswer
 from tidegate.core.chunk import Chunk, ToolDelta
-from tidegate.pipeline.bare import says_only
+from tidegate.guard.escapes import Unescaped
+from tidegate.pipeline.bare import says_only, texts_in
 from tidegate.pipeline.control import Control
 
 
@@ -42,9 +44,29 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 def passes(control: Control, answer: EngineAnswer) -> bool:
     """Whether one look says that nothing in the answer is watched for. False: it has to be looked through."""
-    if control.triggers or (control.terms is not None and not control.terms.glance.clears(answer.text)):
+    terms, raw = control.terms, answer.raw
+    if terms is None or control.triggers or not terms.glance.clears(answer.text):
         return False
-    return answer.raw is None or says_only(answer.raw, answer.text)
+    if raw is None or says_only(raw, answer.text):
+        return True
+    cleared = {answer.text}
+    for text in _texts_of(answer):
+        if text not in cleared:
+            if not terms.glance.clears(text):
+                return False
+            cleared.add(text)
+    return True
+
+
+def _texts_of(answer: EngineAnswer) -> Iterator[str]:
+    """Each text of an answer that has more than one, first as it is looked at, then whatever its JSON holds."""
+    for chunk in parts_of(answer):
+        if chunk.text:
+            yield chunk.text
+        for tool in chunk.tools or ():
+            yield tool.name
+            yield Unescaped().feed(tool.arguments)
+    yield from texts_in(msgspec.json.decode(answer.raw or b"null"))
 
 
 def parts_of(answer: EngineAnswer) -> list[Chunk]:
