@@ -34,7 +34,7 @@ MOST_TERM_CHARS = 200
 
 #: In a piece of ASCII that is longer than this, places inside words are passed over at once; and no step is learned for it.
 LONG_PIECE = 24
-#: Steps that are remembered, 500 bytes each. A tokenizer has more tokens, but few that are used.
+#: Steps that are remembered, 600 bytes each. A tokenizer has more tokens, but few that are used.
 MOST_STEPS = 1 << 14
 #: Characters remembered of one step: blanks, signs and the alphabet.
 MOST_ENDS = 64
@@ -128,6 +128,9 @@ class Tail(NamedTuple):
         return True
 
 
+_NONE_YET: frozenset[str] = frozenset()
+
+
 class Step:
     """What one more piece leads a scan to: all that the next piece has to know, wherever in a text it is."""
 
@@ -138,7 +141,7 @@ class Step:
         self.next = next
         self.tails: tuple[Tail, ...] = ()
         #: Characters that no tail goes on with, as they were met.
-        self.ends: set[str] = set()
+        self.ends: set[str] | frozenset[str] = _NONE_YET
         #: The piece's own normal form, its first character, and how many characters the piece has; -1 where it has to be looked at each time.
         self.norm = self.first = ""
         self.sized = 0
@@ -160,10 +163,11 @@ class Step:
                 if not tail.dies(then.norm):
                     return False
         if ends and len(self.ends) < MOST_ENDS:
-            self.ends.add(first)
+            self.ends = {*self.ends, first}
         return True
 
 
+#: Of a step that cannot be made.
 _NO_STEP = Step({})
 _NO_STEP.sized = -1
 
