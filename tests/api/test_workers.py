@@ -59,6 +59,19 @@ def test_a_dead_worker_refuses_nobody(house: House, served: tuple[subprocess.Pop
     assert [ask(url, house.keys["data"]) for _ in range(12)] == [200] * 12
 
 
+def test_a_worker_that_dies_again_before_it_serves_stops_nobody(house: House, served: tuple[subprocess.Popen[bytes], str]) -> None:
+    """Killed once more while it starts, it is started again all the same: the other serves on, and so does the parent."""
+    process, url = served
+    first = workers(process)
+    os.kill(first[0], signal.SIGKILL)
+    until(lambda: bool(set(workers(process)) - set(first)), "a new worker")
+    os.kill((set(workers(process)) - set(first)).pop(), signal.SIGKILL)
+    assert [ask(url, house.keys["data"]) for _ in range(12)] == [200] * 12
+    until(lambda: len(workers(process)) == 2, "two workers again")
+    assert process.poll() is None
+    assert first[1] in workers(process)
+
+
 def test_a_stop_ends_all_workers(house: House, postgres_dsn: str, tmp_path: Path) -> None:
     """SIGTERM to the parent: every worker ends, the exit code is 0, and the port is free."""
     process = start_gateway(tmp_path, postgres_dsn, house.engine, TIDEGATE_SERVER__WORKERS="3")

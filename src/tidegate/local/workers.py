@@ -36,7 +36,6 @@ class _Worker:
     pid: int
     ready_fd: int
     began_ns: int
-    ready: bool = False
 
 
 class Workers:
@@ -47,11 +46,13 @@ class Workers:
         self._work = work
         self._running: dict[int, _Worker] = {}
         self._due: dict[int, tuple[int, float]] = {}  # by number: when to start it again, and the delay after that
+        self._served: set[int] = set()  # the numbers that were ready once
         self._stopping = False
         self._code = 0
 
     def run(self) -> int:
-        """Until SIGTERM, SIGINT or SIGHUP, which every worker gets. A worker that ends before it ever served ends them all, with its code."""
+        """Until SIGTERM, SIGINT or SIGHUP, which every worker gets. A worker that ends before its number ever served ends them all, with its code:
+        what is wrong then is the start. Later it is tried again and again, and the others serve."""
         # Blocked signals wait for sigtimedwait: nothing is lost between two looks, and no handler runs at a bad moment.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         try:
@@ -95,16 +96,17 @@ class Workers:
 
     def _reap(self) -> None:
         for pid, worker in list(self._running.items()):
-            worker.ready = worker.ready or _is_ready(worker.ready_fd)
             ended, status = os.waitpid(pid, os.WNOHANG)
             if not ended:
                 continue
+            if _is_ready(worker.ready_fd):
+                self._served.add(worker.index)
             del self._running[pid]
             os.close(worker.ready_fd)
             code = os.waitstatus_to_exitcode(status)
             if self._stopping:
                 self._code = self._code or max(0, code)
-            elif not worker.ready:
+            elif worker.index not in self._served:
                 self._code = code if code > 0 else 1
                 self._stop(signal.SIGTERM)
             else:
