@@ -85,6 +85,14 @@ def test_what_was_learned_of_a_piece_is_true_elsewhere(texts: list[str], cuts: l
             assert (scan.finish(), scan.free) == (exact.finish(), exact.free)
 
 
+@pytest.mark.parametrize("piece", ["\u0301t", "\u200b\u0301t"])
+def test_a_piece_that_begins_with_a_mark_is_looked_at_each_time(piece: str) -> None:
+    """What it comes to hangs on the letter before it."""
+    terms = Terms([TermList(["état"])])
+    assert verdict(terms, ["q", piece, " "])[0] is None
+    assert verdict(terms, ["e", piece, "at"])[0] is not None
+
+
 def test_what_is_learned_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that never end leave no more behind than the bound."""
     monkeypatch.setattr("tidegate.guard.terms.MOST_STEPS", 20)
