@@ -27,7 +27,7 @@ class ServerSettings(Section):
         2.0, ge=0, description="Seconds that a stream's response head waits for the engine's first event, so that a refusal keeps its status."
     )
     keepalive_s: float = Field(15.0, gt=0, description="Seconds without an event after which a stream carries a comment, so that proxies keep it.")
-    backlog: int = Field(2048, ge=1, description="Connections that may wait to be accepted.")
+    backlog: int = Field(2048, ge=1, le=2_147_483_647, description="Connections that may wait to be accepted.")
 
 
 #: What a run does when its client leaves.

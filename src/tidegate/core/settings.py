@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, SecretStr
+from pydantic import BaseModel, ConfigDict, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 
 from tidegate.core.toml import KeyPath
@@ -16,6 +16,14 @@ class Section(BaseModel):
     """A section of tidegate.toml. Every field carries `Field(default, description="one sentence")`: a test fails where one does not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_nul(cls, value: Any) -> Any:
+        """No path, address or name may hold one, and what they are given to says so late and badly."""
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("must not hold a NUL character")
+        return value
 
 
 class Leaf(NamedTuple):
