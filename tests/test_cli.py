@@ -155,6 +155,19 @@ def test_serve_hands_on_its_socket_and_settings(app: SimpleNamespace) -> None:
     assert app.calls == [("::1", 1234, "debug", 5)]
 
 
+@pytest.mark.parametrize(
+    ("command", "setting"), [("serve", "server.port=7"), ("serve", "server.host=::1"), ("up", "server.port=7"), ("up", "local.data=/elsewhere")]
+)
+def test_a_setting_that_has_an_option_of_its_own_can_be_set_by_name(monkeypatch: pytest.MonkeyPatch, command: str, setting: str) -> None:
+    """An option that was not given does not take back what `--set` says."""
+    seen: list[Any] = []
+    monkeypatch.setattr("tidegate.app.serve", lambda settings, fd: seen.append(settings) or 0)
+    monkeypatch.setattr("tidegate.home.up", lambda settings, port_by_hand: seen.append(settings) or 0)
+    assert tidegate(command, "--set", setting).exit_code == 0
+    name, _, value = setting.partition("=")
+    assert (str(seen[0].provenance[name][0]), seen[0].provenance[name][1]) == (value, "flag")
+
+
 def test_migrate_needs_a_database_and_tells_what_it_did(app: SimpleNamespace) -> None:
     """Without a DSN it says where one is named."""
     app.migrate_store = lambda settings: ["0001_first"]

@@ -94,7 +94,7 @@ def _settings(config: Path | None, sets: Sequence[str], **overrides: Any) -> Set
         if not equals:
             raise click.BadParameter(f"{one!r} is not NAME=VALUE.", param_hint="--set")
         named[name.strip()] = value
-    named.update((name.replace("__", "."), value) for name, value in overrides.items())
+    named.update((name.replace("__", "."), value) for name, value in overrides.items() if value is not None)
     return load(config, os.environ, named)
 
 
