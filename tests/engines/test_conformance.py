@@ -446,7 +446,7 @@ async def test_a_slot_is_free_when_the_count_falls(busy: list[int], wanted: str,
 
     monkeypatch.setattr(probe, "FREE_S", 0.05 if wanted == "fail" else 100.0)
     monkeypatch.setattr(probe, "LOOK_S", 0.0)
-    assert (await Canned(answer(), busy=busy).freed(1, time.perf_counter_ns(), "it")).verdict == wanted
+    assert (await Canned(answer(), busy=list(busy)).freed(1, time.perf_counter_ns(), "it")).verdict == wanted
 
 
 # -- the whole --

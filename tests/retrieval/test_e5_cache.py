@@ -13,11 +13,11 @@ from tidegate.retrieval import e5_cache
 from tidegate.retrieval.e5_cache import load_graph
 
 LOAD = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from tidegate.retrieval.e5_model import load_model
 load_model(Path(sys.argv[1]), 1)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])  # getrusage tells the parent's peak where that was more
 """
 
 
