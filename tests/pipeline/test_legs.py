@@ -428,8 +428,15 @@ async def test_a_trigger_of_token_ids() -> None:
 
 async def test_a_model_that_never_stops_triggering_comes_to_an_end() -> None:
     """After a number of triggers the answer ends."""
-    client, ask = await run(FakeEngine(Script(["<T>"] * 30)), Control(triggers=(trigger(),)))
-    assert (client.text, ask.flight.end) == ("[t1]" * MOST_TRIGGERS, "stop")
+    client, ask = await run(FakeEngine(Script(["<T>", " and "] * 30)), Control(triggers=(trigger(),)))
+    assert (client.text, ask.flight.end) == ("[t1] and " * MOST_TRIGGERS, "stop")
+
+
+async def test_a_mark_right_behind_its_insertion_ends_the_answer() -> None:
+    """A model that says the mark again at once would get the same text again and again."""
+    client, ask = await run(FakeEngine(Script(["a ", "<T>", " ", "<T>", " b"])), Control(triggers=(trigger(),)))
+    assert (client.text, ask.flight.end) == ("a [t1] ", "stop")
+    assert decisions(ask, "trigger_repeated") == [{}]
 
 
 async def test_an_insertion_is_looked_at_too() -> None:
@@ -534,7 +541,8 @@ def test_whatever_happens_the_client_sees_one_whole(
     assert whole_text.startswith(seen) or (failed and whole)
     assert "bad" not in seen
     assert TRIGGER not in seen
-    if not failed and ask.flight.end == "stop" and len(decisions(ask, "triggered")) <= MOST_TRIGGERS:
+    repeated = bool(decisions(ask, "trigger_repeated"))
+    if not failed and not repeated and ask.flight.end == "stop" and len(decisions(ask, "triggered")) <= MOST_TRIGGERS:
         assert seen == whole_text
     if not failed and ask.flight.end == "content_filter":
         assert text.count("bad") > max_step_backs or not can

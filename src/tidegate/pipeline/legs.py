@@ -24,6 +24,8 @@ from tidegate.pipeline.whole import parts_of
 
 #: Triggers that may fire in one answer: a model that says the same one over and over must come to an end.
 MOST_TRIGGERS = 8
+#: Characters behind an insertion that are nothing said yet: a blank, a line's end.
+BLANKS = 2
 
 
 class _Stopped(Exception):
@@ -58,6 +60,7 @@ class Legs:
         self._stop: Stop | None = None
         self._rest: Awaitable[None] | None = None
         self._insertions: list[str] = []
+        self._behind = -1  # where the last insertion ended
         self._forbidden = (-1, "")  # where the last step back went to, and what was forbidden there
         self._resumes = self._step_backs = self._fired = 0
         self._prompt, self._cached, self._prompt_exact = 0, 0, False  # as the first leg told it
@@ -322,6 +325,10 @@ class Legs:
         self._fired += 1
         flight.decide("triggered", trigger=self._control.triggers.index(trigger), stage=trigger.name)
         self._cut(stop.chars)
+        # A model that says the mark again right behind what was put in would get the same once more, and so on.
+        if self._behind >= 0 and self._told.chars - self._behind <= BLANKS:
+            flight.decide("trigger_repeated")
+            return await self._end("stop")
         if self._fired > MOST_TRIGGERS:
             return await self._end("stop")
         given = await trigger.stage.give(self._ask)
@@ -337,6 +344,7 @@ class Legs:
         if not await self._say(text):
             return False
         self._ask.flight.decide("inserted", chars=len(text))
+        self._behind = self._told.chars
         await self._continue(self._told.cut(self._told.chars), "")
         return True
 
