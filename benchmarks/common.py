@@ -84,6 +84,7 @@ def ban(folder: Path, count: int) -> Path:
 
 def write_config(folder: Path, dsn: str, engine_url: str, *, limits: bool = True, terms: Path | None = None, workers: int = 1) -> Path:
     """Settings of a gateway with all on that users have on: key check, limits, flight record, metrics, spool and its drain, a ban of terms."""
+    folder.mkdir(exist_ok=True)
     config = folder / "bench.toml"
     limit = "[limits]\nrequests_per_minute = 100000000\ntokens_per_minute = 2000000000\n" if limits else ""
     guard = f'[guard]\nterms_file = "{terms}"\n' if terms is not None else ""
