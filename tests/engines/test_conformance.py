@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from tidegate.bench.script import Request
 from tidegate.bench.scripted import Scripted, start
 from tidegate.core.errors import BadRequest, EngineDown, EngineError, EngineRefused, SettingsError
 from tidegate.core.plugins import load, names
+from tidegate.engines import conformance
 from tidegate.engines.conformance import Step, check_file, check_url, checks, detect, exit_code, run_checks
 from tidegate.engines.openai_http import OpenAIHttp
 from tidegate.engines.probe import SHORT_TOKENS, Check, Outcome, Probe, Run
@@ -593,6 +597,60 @@ async def test_nobody_there() -> None:
     """Not a verdict but an error."""
     with pytest.raises(EngineDown):
         await check_url("http://127.0.0.1:1")
+
+
+@asynccontextmanager
+async def _silent(asked: list[bytes], *, drips: bool = False) -> AsyncIterator[str]:
+    """A server that never ends an answer: it says nothing, or drips blanks."""
+    serving: list[asyncio.Task[Any] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        with contextlib.suppress(ConnectionError):
+            asked.append(await reader.readuntil(b"\r\n\r\n"))
+            if drips:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99999999\r\n\r\n")
+            while drips and not reader.at_eof():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+            await reader.read()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await asyncio.gather(*(one for one in serving if one is not None))
+
+
+@pytest.mark.parametrize("drips", [False, True])
+async def test_a_server_that_hangs_or_drips_costs_no_more_than_its_share_of_the_time(drips: bool) -> None:
+    """Finding out who is there is part of the time limit."""
+    async with _silent([], drips=drips) as url:
+        with pytest.raises(EngineDown, match=r"did not say within 0\.1 s") as caught:
+            await check_url(url, limit_s=0.2)
+    assert "--time-limit" in str(caught.value.hint)
+
+
+async def test_an_engine_that_does_not_list_its_models_is_asked_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its silence there is not waited for again at each other path."""
+    asked: list[bytes] = []
+    monkeypatch.setattr(conformance, "_ANSWER_S", 0.1)
+    async with _silent(asked) as url:
+        with pytest.raises(EngineDown, match=r"did not list its models within 0\.1 s"):
+            await detect(url)
+    assert len(asked) == 1
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """A file is a regular file."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadRequest, match="is no regular file"):
+        check_file(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(("url", "why"), [("ftp://host", "must begin with http"), ("http://u:p@host", "must not carry a user")])

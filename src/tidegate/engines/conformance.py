@@ -38,6 +38,10 @@ _MOST_TIMES = 4.0
 _PATIENT_S = 15.0
 #: Seconds that a check of a registration waits for the answers that the engine makes for others.
 _GIVE_WAY_S = 2.0
+#: Finding out who is there may take this part of the time of all checks.
+_MEETING = 0.5
+#: Seconds for each question of it.
+_ANSWER_S = 5.0
 
 
 class Finding(msgspec.Struct):
@@ -84,14 +88,15 @@ def checks(*, quick: bool = False) -> dict[str, Check]:
 
 
 async def run_checks(
-    probe: Probe, target: str, *, quick: bool = False, limit_s: float | None = None, progress: Callable[[Step], None] | None = None
+    probe: Probe, target: str, *, quick: bool = False, limit_s: float | None = None, spent_s: float = 0.0,
+    progress: Callable[[Step], None] | None = None,
 ) -> Report:
     """Run the checks, one after the other. Raises EngineDown where the engine cannot be reached at all, SettingsError where it refuses the key.
 
     `limit_s`: how long all may take; None: `USUAL_S`, or the time that the engine's own speed makes of it, up to `SLOW_S`. What would not fit is
-    not proven.
+    not proven. `spent_s`: what of it was spent before.
     """
-    begun_ns = time.perf_counter_ns()
+    begun_ns = time.perf_counter_ns() - int(spent_s * 1e9)
     probe.quick = quick
     chosen = checks(quick=quick)
     report = Report(target, probe.adapter, probe.model, [], limit_s=limit_s or (QUICK_S if quick else USUAL_S))
@@ -178,18 +183,28 @@ async def check_url(
     vectors = read_vectors(tokenizer) if tokenizer is not None else []
     if adapter is not None:
         load(_ADAPTERS, adapter)  # a name that is none is said before anybody is asked
-    adapter = adapter or await detect(url, api_key)
-    model = model or await _first_model(url, api_key, adapter)
-    engine = _engine(adapter, url, model, api_key, chat_template)
-    probe = Probe(engine, adapter, model, vocabulary, vectors)
+    begun_ns = time.perf_counter_ns()
+    within_s = (limit_s or USUAL_S) * _MEETING
+    probe: Probe | None = None
     try:
-        up = await engine.figures()
+        try:
+            async with asyncio.timeout(within_s):
+                adapter = adapter or await detect(url, api_key)
+                model = model or await _first_model(url, api_key, adapter)
+                probe = Probe(_engine(adapter, url, model, api_key, chat_template), adapter, model, vocabulary, vectors)
+                up = await probe.engine.figures()
+        except TimeoutError:
+            raise EngineDown(
+                f"The engine at {url} did not say within {within_s:g} s what it is and which models it has.",
+                hint="Is it hung or overloaded? --time-limit gives it longer; --adapter and --model spare the questions.",
+            ) from None
         if not up.get("up"):
             raise EngineDown(str(up.get("why") or "The engine does not answer."), hint="Is it running, and is the address right?")
-        return await run_checks(probe, url, limit_s=limit_s, progress=progress)
+        return await run_checks(probe, url, limit_s=limit_s, spent_s=(time.perf_counter_ns() - begun_ns) / 1e9, progress=progress)
     finally:
-        await probe.close()
-        await engine.close()
+        if probe is not None:
+            await probe.close()
+            await probe.engine.close()
 
 
 async def detect(url: str, api_key: str | None = None) -> str:
@@ -197,7 +212,7 @@ async def detect(url: str, api_key: str | None = None) -> str:
     known = names(_ADAPTERS)
     engine = OpenAIHttp("check", _section("openai", url, "-", api_key))
     try:
-        listed = await _told(engine, f"{engine.base}/models")
+        listed = await _listed(engine)
         owners = {str(one.get("owned_by")) for one in listed.get("data") or () if isinstance(one, dict)}
         found = "openai"
         if "scripted" in owners:
@@ -235,10 +250,25 @@ async def _is_triton(url: str, known: list[str]) -> bool:
         await engine.close()
 
 
+async def _listed(engine: OpenAIHttp) -> dict[str, Any]:
+    """What it says to the one question that every engine answers, if only with a refusal: whoever is silent here is silent everywhere."""
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            return await engine.get_json(f"{engine.base}/models")
+    except EngineDown:
+        raise
+    except TimeoutError:
+        raise EngineDown(
+            f"The engine did not list its models within {_ANSWER_S:g} s.", hint="Is it hung or overloaded? Its log may say why."
+        ) from None
+    except TidegateError:
+        return {}
+
+
 async def _told(engine: OpenAIHttp, path: str) -> dict[str, Any]:
     """The JSON object at a path; {} where there is none."""
     try:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(_ANSWER_S):
             return await engine.get_json(path)
     except EngineDown:
         raise

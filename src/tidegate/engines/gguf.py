@@ -75,6 +75,8 @@ def read_header(path: Path) -> dict[str, Any]:
     Raises BadRequest where the file cannot be read or is not GGUF.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device may keep its reader for ever
+            raise BadRequest(f"{path} is no regular file.", hint="Name a GGUF file, plain or gzipped.")
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
         with cast(BinaryIO, gzip.open(path) if packed else path.open("rb")) as file:
