@@ -128,6 +128,13 @@ def test_an_output_that_breaks_the_contract_is_named_without_its_text(tmp_path: 
         ('[[triggers]]\nstage = "create_ticket"', "exactly one of text and token_ids"),
         ('[[triggers]]\ntext = "x"\ntoken_ids = [1]', "exactly one of text and token_ids"),
         ('[[triggers]]\ntext = "x"\nstage = "create_tiket"', "did you mean 'create_ticket'"),
+        ('[[triggers]]\ntoken_ids = [1, -1]', "-1 in token_ids is no token id"),
+        ('[[triggers]]\ntoken_ids = [2147483648]', "between 0 and 2147483647"),
+        ('[[triggers]]\ntext = "x"\n[[triggers]]\ntext = "x"\nthen = "stop"', "triggers 1 and 2 wait for the same"),
+        ('[[triggers]]\ntoken_ids = [1, 2]\n[[triggers]]\ntoken_ids = [1, 2]', "triggers 1 and 2 wait for the same"),
+        ('[[triggers]]\ntext = "[x]"\ninsert = "see [x]: {given}"', "insert holds its own text"),
+        ('[guard]\nterms_file = "/etc/terms.txt"', "'/etc/terms.txt', which is not in the capability's folder"),
+        ('[guard]\nterms_file = "lists/../../terms.txt"', "which is not in the capability's folder"),
         ('[guard]\nterms_file = "nowhere.txt"', "nowhere.txt cannot be read"),
         ('[guard]\non_term = "shout"', "guard.on_term"),
     ],
@@ -137,6 +144,12 @@ def test_a_broken_guard_or_trigger_is_refused_by_name(tmp_path: Path, more: str,
     with pytest.raises(SettingsError) as refused:
         load(write(tmp_path, MANIFEST + more))
     assert says.casefold() in f"{refused.value.message} {refused.value.hint}".casefold()
+    assert str(tmp_path) in refused.value.message
+
+
+def test_token_ids_reach_to_the_last_that_there_can_be(tmp_path: Path) -> None:
+    """0 and 2^31-1 are token ids."""
+    assert load(write(tmp_path, MANIFEST + "[[triggers]]\ntoken_ids = [0, 2147483647]")).manifest.triggers[0].token_ids == [0, 2**31 - 1]
 
 
 def test_the_hash_covers_the_terms(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ from tidegate.core.plugins import names, nearest
 from tidegate.core.settings import Section
 from tidegate.guard.terms import read_terms
 
+#: Engines count tokens in signed 32-bit numbers.
+_MAX_TOKEN_ID = 2**31 - 1
+
 
 class Budgets(Section):
     """Seconds that a stage, the first token and the whole may take."""
@@ -200,12 +203,35 @@ def _manifest(file: Path) -> Manifest:
     for stage in [*manifest.stages, *(trigger.stage for trigger in manifest.triggers)]:
         if stage not in known:
             raise SettingsError(f"{file}: there is no stage {stage!r}.", hint=nearest(stage, known))
+    terms = Path(manifest.guard.terms_file)
+    if terms.is_absolute() or ".." in terms.parts:
+        raise SettingsError(
+            f"{file}: guard.terms_file is {str(terms)!r}, which is not in the capability's folder.",
+            hint="Put the file into the capability's folder and name it from there; terms for all answers belong into [guard] of tidegate.toml.",
+        )
+    seen: dict[str | tuple[int, ...], int] = {}
     for number, trigger in enumerate(manifest.triggers, 1):
         if bool(trigger.text) == bool(trigger.token_ids):
             raise SettingsError(f"{file}: trigger {number} has not exactly one of text and token_ids.", hint="Give it one of them.")
         if "generate" not in manifest.stages:
             raise SettingsError(f"{file}: it has triggers, but no stage `generate`.", hint="Triggers watch what the model says.")
+        _check_trigger(file, number, trigger, seen)
     return manifest
+
+
+def _check_trigger(file: Path, number: int, trigger: TriggerSettings, seen: dict[str | tuple[int, ...], int]) -> None:
+    """`seen`: the triggers before it, by their sequence."""
+    if wrong := [one for one in trigger.token_ids if not 0 <= one <= _MAX_TOKEN_ID]:
+        raise SettingsError(
+            f"{file}: trigger {number}: {wrong[0]} in token_ids is no token id.", hint=f"Token ids lie between 0 and {_MAX_TOKEN_ID}."
+        )
+    sequence = trigger.text or tuple(trigger.token_ids)
+    if (first := seen.setdefault(sequence, number)) != number:
+        raise SettingsError(f"{file}: triggers {first} and {number} wait for the same sequence.", hint="Remove one of them.")
+    if trigger.text and trigger.text in trigger.insert:
+        raise SettingsError(
+            f"{file}: trigger {number}: its insert holds its own text, with which it would start again.", hint="Insert another text."
+        )
 
 
 def _schema(file: Path) -> tuple[dict[str, Any], jsonschema_rs.Validator]:
