@@ -162,10 +162,10 @@ class Gateway:
         settings = self.settings
         limits = Limits(settings.limits.requests_per_minute, settings.limits.tokens_per_minute)
         search = Search(self.embedder, self.store, settings.retrieval) if self.embedder is not None else None
-        ban, max_resumes = Ban.of(settings.guard), settings.generation.max_resumes
-        parts = Parts(self.fleet, search, ban, max_resumes)
+        ban, generation = Ban.of(settings.guard), settings.generation
+        parts = Parts(self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s)
         watching = Control(ban.terms, on_term=ban.on_term, max_step_backs=ban.max_step_backs)
-        generate = GenerateStage(self.fleet, control=watching, max_resumes=max_resumes)
+        generate = GenerateStage(self.fleet, control=watching, max_resumes=generation.max_resumes, resume_wait_s=generation.resume_wait_s)
         hot: dict[str, Route] = {
             "/v1/chat/completions": GenerationRoute("chat", limits, generate),
             "/v1/completions": GenerationRoute("completion", limits, generate),

@@ -152,3 +152,33 @@ def test_a_capability_has_its_own_ban_and_may_stop(house: House) -> None:
     assert first["answer"].strip() == "the"
     assert house.flight(first["trace_id"])["end"] == "content_filter"
     assert second["answer"] == f"Wait. {second['ticket']}"
+
+
+def test_of_two_engines_one_may_die(house: House, postgres_dsn: str, tmp_path: Path) -> None:
+    """The stream that it was telling, and every request after it, are answered by the other."""
+    first, first_url = start_scripted()
+    second = {"adapter": "scripted", "url": house.engine, "models": ["scripted"], "conformance": "off"}
+    process = start_gateway(tmp_path, postgres_dsn, first_url, TIDEGATE_GENERATION__MAX_RESUMES="2", TIDEGATE_ENGINES__SECOND=json.dumps(second))
+    try:
+        two = House(url_of(tmp_path, process), first_url, house.keys, tmp_path, process)
+        body = {"model": "scripted", "stream": True, "messages": [{"role": "user", "content": "##w=word,n=40,i=50##"}]}
+        with two.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            pieces = answer.iter_text()
+            seen = ""
+            while "word" not in seen:
+                more = next(pieces, None)
+                assert more is not None, seen
+                seen += more
+            first.kill()
+            seen += "".join(pieces)
+        text, ends, _ = told(seen)
+        assert (text.count("word"), ends) == (40, ["stop"])
+        flight = two.flight(answer.headers["x-request-id"])
+        assert (flight["engine"], len(decisions(flight, "resumed"))) == ("second", 1)
+        for streamed in (False, True):
+            answer = two.chat("##n=3##", model="scripted", stream=streamed)
+            assert answer.status_code == 200, answer.text
+            assert two.flight(answer.headers["x-request-id"])["engine"] == "second"
+    finally:
+        stop(process)
+        stop(first)

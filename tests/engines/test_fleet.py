@@ -17,10 +17,10 @@ from tidegate.bench.script import Request
 from tidegate.bench.scripted import Scripted
 from tidegate.core.errors import EngineNotAdmitted, NotFound, SettingsError
 from tidegate.engines import fleet as fleet_module
-from tidegate.engines.fleet import Fleet
+from tidegate.engines.fleet import Fleet, Member
 from tidegate.engines.settings import EngineSettings
 
-from .conftest import BOUND_S, until
+from .conftest import until
 
 URL = "http://127.0.0.1:1"
 
@@ -74,6 +74,13 @@ def test_an_unreadable_ca_file() -> None:
     """A CA file that is not there is a mistake in the settings, told at start."""
     with pytest.raises(SettingsError, match="ca_file"):
         Fleet({"a": section(url="https://127.0.0.1:1", ca_file="/does/not/exist.pem")})
+
+
+@pytest.mark.parametrize("file", ["/does/not/exist.gguf", "/"])
+def test_an_unreadable_tokenizer(file: str) -> None:
+    """Likewise a vocabulary."""
+    with pytest.raises(SettingsError, match=r"tokenizer of \[engines\.a\]"):
+        Fleet({"a": section(tokenizer=file)})
 
 
 @pytest.mark.parametrize(
@@ -238,15 +245,6 @@ async def test_a_warning_is_only_shown(server: Scripted) -> None:
         assert (figures["admitted"], figures["conformance"], list(figures["checks_failed"])) == (True, "failed", ["stop"])
 
 
-async def test_no_checks(server: Scripted) -> None:
-    """conformance = "off": the engine is asked nothing."""
-    fleet = Fleet({"a": section(adapter="scripted", url=server.url, models=["scripted"], conformance="off")})
-    async with asyncio.timeout(BOUND_S):
-        await fleet.watch()  # there is nothing to watch
-    assert (server.accepted, fleet.figures()["a"]) == (0, {"admitted": True, "conformance": "off"})
-    await fleet.close()
-
-
 async def test_a_check_that_fails_once_has_not_failed(server: Scripted) -> None:
     """An engine that restarts in the middle of a check is not ill: what fails must fail twice."""
 
@@ -261,3 +259,29 @@ async def test_a_check_that_fails_once_has_not_failed(server: Scripted) -> None:
     assert await fleet.check(fleet.members["a"])
     assert fleet.members["a"].state == "passed"
     await fleet.close()
+
+
+async def test_an_engine_without_checks_is_looked_at_too(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is up is known, so that one that is down comes last; it is never checked."""
+    checked: list[str] = []
+
+    async def check(self: Fleet, member: Member) -> bool:
+        checked.append(member.engine.name)
+        return True
+
+    monkeypatch.setattr(Fleet, "check", check)
+    own = {"adapter": "scripted", "models": ["scripted"], "conformance": "off"}
+    fleet = Fleet({"dead": section(**own), "alive": section(url=server.url, **own)})
+    task = asyncio.get_running_loop().create_task(fleet.watch())
+    try:
+        await until(lambda: fleet.members["dead"].up is False and fleet.members["alive"].up is True)
+        assert [engine.name for engine, _ in fleet.instances("scripted")] == ["alive", "dead"]
+        assert fleet.figures() == {name: {"admitted": True, "conformance": "off"} for name in ("dead", "alive")}
+        await server.close()
+        await until(lambda: fleet.members["alive"].up is False)
+        assert checked == []
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await fleet.close()

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from tidegate.core.ask import Ask, Caller, Deadline, EngineAnswer, EngineCall, Said
 from tidegate.core.chunk import Chunk, ToolDelta, Usage
-from tidegate.core.errors import CannotContinue, EngineCut, EngineDown, EngineError, EngineStalled
+from tidegate.core.errors import CannotContinue, EngineCut, EngineDown, EngineError, EngineRefused, EngineStalled
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine
 from tidegate.guard.terms import TermList, Terms
+from tidegate.pipeline import legs as legs_module
 from tidegate.pipeline.control import Control, Trigger
 from tidegate.pipeline.legs import MOST_TRIGGERS
 from tidegate.pipeline.stages.generate import GenerateStage
@@ -212,7 +213,7 @@ async def test_an_answer_that_broke_off_goes_on_where_it_was() -> None:
     engine = FakeEngine(Script(["The ", "answer ", "is ", "42."]), cuts=[2])
     client, ask = await run(engine)
     assert client.text == "The answer is 42."
-    assert decisions(ask, "resumed") == [{"cause": "engine_cut", "engine": "one", "tokens": 2, "by_ids": True}]
+    assert decisions(ask, "resumed") == [{"cause": "engine_cut", "engine": "one", "tokens": 2, "by_ids": True, "waited_s": 0.0}]
     assert ask.flight.usage == Usage(PROMPT_TOKENS, 4), "the later run tells the prompt's true count"
 
 
@@ -225,6 +226,121 @@ async def test_it_goes_on_elsewhere_where_its_engine_cannot(error: EngineError) 
     engine.breaks, engine.others = error, [other]
     client, ask = await run(engine)
     assert (client.text, ask.flight.engine) == ("abc", "two")
+
+
+class Refuses(FakeEngine):
+    """Raises what is listed, one at each call, before it answers."""
+
+    def __init__(self, script: Script, errors: Sequence[EngineError], *, after: int = 0, **more: Any) -> None:
+        super().__init__(script, **more)
+        self.errors, self.after, self.asked = list(errors), after, 0
+        self.refused = asyncio.Event()
+
+    def _refuse(self) -> None:
+        self.asked += 1
+        if self.asked > self.after and self.errors:
+            self.refused.set()
+            raise self.errors.pop(0)
+
+    async def start(self, call: EngineCall, flight: Flight) -> FakeStream:
+        self._refuse()
+        return await super().start(call, flight)
+
+    async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
+        self._refuse()
+        return await super().whole(call, flight)
+
+    async def continue_from(self, call: EngineCall, said: Said, flight: Flight, *, forbid: str = "") -> FakeStream:
+        self._refuse()
+        return await super().continue_from(call, said, flight, forbid=forbid)
+
+
+async def generate(engine: FakeEngine, streamed: bool) -> Ask:
+    ask = new_ask(Client() if streamed else None)
+    await GenerateStage(engine)(ask)
+    return ask
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_where_an_engine_is_down_the_next_is_asked(streamed: bool) -> None:
+    """Each is asked once, in order; the flight names the one that answers."""
+    script = Script(["a", "b"])
+    one, two = (Refuses(script, [EngineDown("d")] * 9, name=name) for name in ("one", "two"))
+    one.others = [two, FakeEngine(script, name="three")]
+    ask = await generate(one, streamed)
+    assert ("".join(ask.text), ask.flight.engine) == ("ab", "three")
+    assert decisions(ask, "engine_down_next") == [{"engine": "one", "next": "two"}, {"engine": "two", "next": "three"}]
+    assert (one.asked, two.asked) == (1, 1)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_where_all_are_down_the_last_error_counts(streamed: bool) -> None:
+    """It is raised once each was asked once."""
+    one, two = (Refuses(Script(["a"]), [EngineDown(f"down: {name}")] * 9, name=name) for name in ("one", "two"))
+    one.others = [two]
+    with pytest.raises(EngineDown, match="down: two"):
+        await generate(one, streamed)
+    assert (one.asked, two.asked) == (1, 1)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("error", [EngineRefused("busy", engine_status=429), EngineCut("c"), EngineStalled("s")])
+async def test_only_an_engine_that_is_down_is_passed_over(error: EngineError, streamed: bool) -> None:
+    """Who refuses, or broke off, may have begun the work: nobody else is asked."""
+    one, two = Refuses(Script(["a"]), [error]), Refuses(Script(["a"]), [], name="two")
+    one.others = [two]
+    with pytest.raises(type(error)):
+        await generate(one, streamed)
+    assert two.asked == 0
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits are short."""
+    monkeypatch.setattr(legs_module, "WAIT_S", 0.001)
+    monkeypatch.setattr(legs_module, "LONGEST_WAIT_S", 0.002)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_an_answer_waits_for_its_engine_to_come_back() -> None:
+    """Refused connections use up no resume; the flight tells the time waited."""
+    engine = Refuses(Script(["a", "b", "c"]), [EngineDown("d")] * 5, after=1, cuts=[1])
+    client, ask = await run(engine, max_resumes=1)
+    assert client.text == "abc"
+    assert [facts["waited_s"] > 0 for facts in decisions(ask, "resumed")] == [True]
+    assert engine.asked == 7
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("change", ["no waiting", "too long", "deadline", "refused", "another refused"])
+async def test_waiting_comes_to_an_end(change: str) -> None:
+    """The break is the error that it was: at once where nobody is waited for, or an engine says something else; else when the time is over."""
+    down = [EngineDown("d")] * 100_000
+    engine = Refuses(Script(["a", "b"]), [EngineRefused("busy", engine_status=429)] if change == "refused" else down, after=1, cuts=[1])
+    if change == "another refused":
+        engine.others = [Refuses(Script(["a"]), [EngineRefused("busy", engine_status=429)], name="two")]
+    ask = new_ask(Client())
+    if change == "deadline":
+        ask.deadline = Deadline(0.05)
+    with pytest.raises(EngineCut):
+        await GenerateStage(engine, resume_wait_s={"no waiting": 0.0, "too long": 0.02}.get(change, 600.0))(ask)
+    assert (engine.asked == 2) == (change not in ("too long", "deadline"))
+    assert [facts["cause"] for facts in decisions(ask, "resume_failed")] == ["engine_cut"]
+
+
+async def test_who_leaves_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled request asks nobody any more."""
+    monkeypatch.setattr(legs_module, "WAIT_S", 600.0)
+    monkeypatch.setattr(legs_module, "LONGEST_WAIT_S", 600.0)
+    engine = Refuses(Script(["a", "b"]), [EngineDown("d")] * 9, after=1, cuts=[1])
+    ask = new_ask(Client())
+    task = asyncio.get_running_loop().create_task(GenerateStage(engine, resume_wait_s=600.0)(ask))
+    await engine.refused.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 15)
+    assert engine.asked == 2
+    assert ask.flight.usage.completion_tokens == 1
 
 
 @pytest.mark.parametrize("change", ["nothing said", "cannot", "too often", "logprobs", "none allowed"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,8 +110,10 @@ class Fleet:
         return {name: member.figures() for name, member in self.members.items()}
 
     async def watch(self) -> None:
-        """Look at every member, and check it at the start and when it comes back. Runs until it is cancelled."""
-        await asyncio.gather(*(self._watch(member) for member in self.members.values() if member.state != "off"))
+        """Look whether every member is up, and check it at the start and when it comes back, unless its conformance is "off". Runs until it is
+        cancelled.
+        """
+        await asyncio.gather(*(self._watch(member) for member in self.members.values()))
 
     async def close(self) -> None:
         """Close every engine's connections."""
@@ -139,10 +142,10 @@ class Fleet:
             self._usable[model] = [(member.engine, own) for member, own in usable]
 
     async def _watch(self, member: Member) -> None:
-        due = True
+        checks = due = member.state != "off"
         while True:
             up = bool((await member.engine.figures()).get("up"))
-            due = due or (up and member.up is False)
+            due = due or (checks and up and member.up is False)
             if up != member.up:
                 member.up = up
                 self._route()
@@ -213,4 +216,9 @@ def _build(name: str, section: EngineSettings) -> Engine:
             f"ca_file of [engines.{name}] cannot be read: {section.ca_file!r} ({error.strerror or error}).",
             hint="Name a file with PEM certificates.",
         ) from None
+    file = Path(section.tokenizer).expanduser() if section.tokenizer else None
+    if file is not None and not (os.path.isfile(file) and os.access(file, os.R_OK)):
+        raise SettingsError(
+            f"tokenizer of [engines.{name}] cannot be read: {section.tokenizer!r}.", hint="Name a GGUF file with the engine's vocabulary."
+        )
     return engine

@@ -10,10 +10,12 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from tidegate.core.ask import Ask, Emit, EngineAnswer, EngineCall, Said
 from tidegate.core.chunk import Chunk, End, Usage
 from tidegate.core.errors import CannotContinue, EngineCut, EngineDown, EngineError, EngineStalled
+from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine, EngineStream
 from tidegate.pipeline.bare import says_only
 from tidegate.pipeline.control import Control
@@ -22,8 +24,12 @@ from tidegate.pipeline.told import Told
 from tidegate.pipeline.watch import Stop, Watch
 from tidegate.pipeline.whole import parts_of
 
+T = TypeVar("T")
+
 #: Triggers that may fire in one answer: a model that says the same one over and over must come to an end.
 MOST_TRIGGERS = 8
+#: Seconds between two tries to go on while every engine of the model refuses connections: the first, and the longest (each is twice the last).
+WAIT_S, LONGEST_WAIT_S = 0.25, 2.0
 #: Characters behind an insertion that are nothing said yet: a blank, a line's end.
 BLANKS = 2
 
@@ -32,14 +38,40 @@ class _Stopped(Exception):
     """Raised by `take` to end a leg."""
 
 
+async def ask_next(
+    engines: Engines, model: str | None, engine: Engine, call: EngineCall, flight: Flight, error: EngineDown,
+    ask: Callable[[Engine, EngineCall], Awaitable[T]],
+) -> tuple[Engine, EngineCall, T]:
+    """`engine` could not be reached, so nothing was sent: `ask` the others that serve the model, each once, until one can be.
+
+    Gives who answered, its call, and what it gave. Raises the last EngineDown where none is left, and any other error as it comes.
+    """
+    try:
+        others = [one for one in engines.instances(model) if one[0] is not engine]
+    except EngineError:  # nobody is admitted any more
+        raise error from None
+    for other, own_name in others:
+        flight.decide("engine_down_next", engine=engine.name, next=other.name)
+        engine, flight.engine = other, other.name
+        if own_name != call.model:
+            call = EngineCall(call.kind, own_name, call.body)
+        try:
+            return engine, call, await ask(engine, call)
+        except EngineDown as another:
+            error = another
+    raise error
+
+
 class Legs:
     """Walks the legs of one answer. `usage` is good at any time, over all legs: the first one's prompt, and the tokens that stand."""
 
     def __init__(
         self, ask: Ask, engines: Engines, model: str | None, engine: Engine, call: EngineCall, emit: Emit | None, control: Control | None, *,
-        max_resumes: int,
+        max_resumes: int, resume_wait_s: float,
     ) -> None:
-        """`model`: the public name, None for the default; `engine` and `call`: who is asked first, and what."""
+        """`model`: the public name, None for the default; `engine` and `call`: who is asked first, and what; `resume_wait_s`: seconds that an
+        answer which broke off waits for an engine to come back.
+        """
         self._ask = ask
         self._engines = engines
         self._model = model
@@ -47,6 +79,7 @@ class Legs:
         self._call = call
         self._emit = emit
         self._max_resumes = max_resumes
+        self._resume_wait_s = resume_wait_s
         self._control = control if control else None
         self._told = Told(None if self._control else ask.text)
         self._watch = Watch(self._control, self._told) if self._control else None
@@ -60,6 +93,7 @@ class Legs:
         self._stop: Stop | None = None
         self._rest: Awaitable[None] | None = None
         self._insertions: list[str] = []
+        self._all_down = False  # the last try to go on met nobody that could be reached
         self._behind = -1  # where the last insertion ended
         self._forbidden = (-1, "")  # where the last step back went to, and what was forbidden there
         self._resumes = self._step_backs = self._fired = 0
@@ -80,7 +114,12 @@ class Legs:
         ask.running = self
         clean = False
         try:
-            self._stream = await self._engine.start(self._call, flight)
+            try:
+                self._stream = await self._engine.start(self._call, flight)
+            except EngineDown as error:
+                self._engine, self._call, self._stream = await ask_next(
+                    self._engines, self._model, self._engine, self._call, flight, error, lambda engine, call: engine.start(call, flight)
+                )
             while await self._leg_ends():
                 pass
             clean = True
@@ -286,12 +325,35 @@ class Legs:
         said = told.cut(told.chars)
         try:
             # a leg that broke off before its first token: what was forbidden there still is
-            await self._continue(said, self._forbidden[1] if self._forbidden[0] == told.chars else "")
+            waited_s = await self._continue_waiting(said, self._forbidden[1] if self._forbidden[0] == told.chars else "")
         except EngineError as second:
             flight.decide("resume_failed", cause=error.public_code, why=second.public_code)
             raise error from second
-        flight.decide("resumed", cause=error.public_code, engine=self._engine.name, tokens=said.tokens, by_ids=said.token_ids is not None)
+        flight.decide(
+            "resumed", cause=error.public_code, engine=self._engine.name, tokens=said.tokens, by_ids=said.token_ids is not None,
+            waited_s=round(waited_s, 3),
+        )
         return True
+
+    async def _continue_waiting(self, said: Said, forbid: str) -> float:
+        """Begin the next leg; while nobody can be reached, wait for an engine to come back. Gives the seconds waited; raises as `_continue` does."""
+        deadline, flight = self._ask.deadline, self._ask.flight
+        began_ns, pause_s = 0, WAIT_S
+        while True:
+            try:
+                await self._continue(said, forbid)
+                return (time.perf_counter_ns() - began_ns) / 1e9 if began_ns else 0.0
+            except EngineError:
+                now_ns = time.perf_counter_ns()
+                began_ns = began_ns or now_ns
+                left_s = min(began_ns + self._resume_wait_s * 1e9, deadline.at_ns) / 1e9 - now_ns / 1e9
+                if not self._all_down or left_s <= 0:
+                    raise
+            try:
+                await asyncio.sleep(min(pause_s, left_s))
+            finally:  # also where the client left meanwhile
+                flight.lap("engine.wait")
+            pause_s = min(2 * pause_s, LONGEST_WAIT_S)
 
     async def _go_on(self) -> bool:
         stop, self._stop = self._stop, None
@@ -394,6 +456,8 @@ class Legs:
         """Begin the next leg: on the same engine, else on another that serves the model. Raises what the last one said."""
         flight = self._ask.flight
         first: EngineError | None = None
+        self._all_down = False
+        all_down = True
         others = [one for one in self._engines.instances(self._model) if one[0] is not self._engine]
         for engine, own_name in [(self._engine, self._call.model), *others]:
             call = self._call if own_name == self._call.model else EngineCall(self._call.kind, own_name, self._call.body)
@@ -401,6 +465,7 @@ class Legs:
                 stream = await engine.continue_from(call, said, flight, forbid=forbid)
             except EngineError as error:
                 flight.lap("engine.continue")
+                all_down = all_down and isinstance(error, (EngineDown, CannotContinue))
                 if first is None or isinstance(first, CannotContinue):
                     first = error
                 continue
@@ -409,6 +474,7 @@ class Legs:
             self._begin_leg(stream, said)
             return
         assert first is not None
+        self._all_down = all_down and isinstance(first, EngineDown)  # one that cannot go on at all is nothing to wait for
         raise first
 
     def _asks_logprobs(self) -> bool:

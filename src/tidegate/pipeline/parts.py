@@ -38,3 +38,4 @@ class Parts:
     search: Searcher | None = None
     ban: Ban = field(default_factory=Ban)
     max_resumes: int = 2
+    resume_wait_s: float = 10.0

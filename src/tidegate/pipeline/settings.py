@@ -22,3 +22,7 @@ class GenerationSettings(Section):
     max_resumes: int = Field(
         2, ge=0, description="How often one answer that an engine broke off in its middle goes on, on the same or another engine. 0: it is an error."
     )
+    resume_wait_s: float = Field(
+        10.0, ge=0, allow_inf_nan=False,
+        description="Seconds that an answer which broke off waits while no engine of its model can be reached. 0: none.",
+    )

@@ -6,13 +6,13 @@ import asyncio
 
 from tidegate.core.ask import Ask, EngineCall
 from tidegate.core.chunk import Chunk
-from tidegate.core.errors import EngineStalled, SettingsError
+from tidegate.core.errors import EngineDown, EngineStalled, SettingsError
 from tidegate.core.plugins import load
 from tidegate.core.ports import Engine, EngineAnswer, Stage
 from tidegate.guard.terms import TermList, Terms
 from tidegate.pipeline.capability import Capability
 from tidegate.pipeline.control import Control, Trigger
-from tidegate.pipeline.legs import Legs
+from tidegate.pipeline.legs import Legs, ask_next
 from tidegate.pipeline.parts import Engines, Parts
 from tidegate.pipeline.whole import passes
 
@@ -26,14 +26,18 @@ class GenerateStage:
     name = "generate"
 
     def __init__(
-        self, engines: Engines, *, holds: bool = False, first_token_s: float | None = None, control: Control | None = None, max_resumes: int = 2
+        self, engines: Engines, *, holds: bool = False, first_token_s: float | None = None, control: Control | None = None, max_resumes: int = 2,
+        resume_wait_s: float = 10.0,
     ) -> None:
-        """`control`: what watches the answer; `max_resumes`: how often an answer that broke off may go on."""
+        """`control`: what watches the answer; `max_resumes`: how often an answer that broke off may go on; `resume_wait_s`: seconds that it waits for
+        an engine to come back.
+        """
         self._engines = engines
         self._holds = holds  # a later stage judges the whole: nothing may leave before
         self._first_token_s = first_token_s
         self._control = control if control else None
         self._max_resumes = max_resumes
+        self._resume_wait_s = resume_wait_s
 
     async def __call__(self, ask: Ask) -> None:
         call = ask.call
@@ -47,16 +51,24 @@ class GenerateStage:
         if ask.emit is None and self._first_token_s is None:
             await self._take_whole(ask, public, engine, call)
         else:
-            await self._stream(engine, self._legs(ask, public, engine, call))
+            await self._stream(ask, self._legs(ask, public, engine, call))
 
     def _legs(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> Legs:
         emit = None if self._holds else ask.emit
-        return Legs(ask, self._engines, public, engine, call, emit, self._control, max_resumes=self._max_resumes)
+        return Legs(
+            ask, self._engines, public, engine, call, emit, self._control, max_resumes=self._max_resumes, resume_wait_s=self._resume_wait_s
+        )
 
     async def _take_whole(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> None:
         flight = ask.flight
         try:
-            answer: EngineAnswer = await engine.whole(call, flight)
+            answer: EngineAnswer
+            try:
+                answer = await engine.whole(call, flight)
+            except EngineDown as error:
+                engine, call, answer = await ask_next(
+                    self._engines, public, engine, call, flight, error, lambda other, own: other.whole(own, flight)
+                )
         finally:  # also where it failed or the client left: the time until then was the engine's
             flight.lap("engine.answer")
         if self._control is not None and not passes(self._control, answer):
@@ -66,7 +78,7 @@ class GenerateStage:
         flight.usage, flight.end = answer.usage, answer.end
         ask.whole = answer
 
-    async def _stream(self, engine: Engine, legs: Legs) -> None:
+    async def _stream(self, ask: Ask, legs: Legs) -> None:
         if self._first_token_s is None:
             await legs.run()
             return
@@ -77,7 +89,7 @@ class GenerateStage:
             if not budget.expired():  # somebody else's time-out is not ours to rename
                 raise
             raise EngineStalled(
-                f"The engine {engine.name} gave no token within {self._first_token_s} s.",
+                f"The engine {ask.flight.engine} gave no token within {self._first_token_s} s.",
                 hint="Raise budgets.first_token_s in capability.toml, or look at the engine's queue under /health.",
             ) from None
 
@@ -97,7 +109,7 @@ def build(capability: Capability, parts: Parts) -> Stage:
     """Raises SettingsError where a trigger names a stage that gives nothing."""
     return GenerateStage(
         parts.engines, holds=not capability.streams, first_token_s=capability.manifest.budgets.first_token_s,
-        control=_control(capability, parts), max_resumes=parts.max_resumes,
+        control=_control(capability, parts), max_resumes=parts.max_resumes, resume_wait_s=parts.resume_wait_s,
     )
 
 

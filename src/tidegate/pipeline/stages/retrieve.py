@@ -35,5 +35,8 @@ class RetrieveStage:
 
 def build(capability: Capability, parts: Parts) -> Stage:
     if parts.search is None:
-        raise SettingsError(f"The capability {capability.path} retrieves, but no store is set.", hint="Set store.dsn.")
+        raise SettingsError(
+            f"The capability {capability.path} retrieves, but there is no embedder.",
+            hint='Set embedder.socket, or embedder.mode = "in_process"; with tidegate up, local.embedder = true starts one.',
+        )
     return RetrieveStage(parts.search, capability.manifest.retrieve)
