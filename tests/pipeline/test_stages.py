@@ -225,6 +225,13 @@ async def test_retrieve_filters_by_the_fields_that_are_there(tmp_path: Path) -> 
     assert '"en"' not in json.dumps(ask.flight.decisions), "what the caller wrote is no fact of a flight"
 
 
+def test_a_capability_that_retrieves_without_an_embedder_is_told_so(tmp_path: Path) -> None:
+    """What is missing is named, with the setting that brings it."""
+    with pytest.raises(SettingsError, match="there is no embedder") as caught:
+        retrieve.build(load(write(tmp_path, 'stages = ["retrieve", "prompt", "generate"]\n')), Parts(FakeEngine(FakeStream([]))))
+    assert "local.embedder" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("said", ['{"decision": "maybe"}', '{"decision": "accept"', "", "null", '{"decision": "accept", "more": 1}',
                                   '{"decision": "accept", "more": ' + "[" * 400 + "]" * 400 + "}", "[" * 9000])
 async def test_a_broken_output_never_passes(tmp_path: Path, said: str) -> None:
