@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,3 +184,33 @@ def test_of_two_engines_one_may_die(house: House, postgres_dsn: str, tmp_path: P
     finally:
         stop(process)
         stop(first)
+
+
+def test_the_only_engine_may_die_and_come_back(house: House, postgres_dsn: str, tmp_path: Path) -> None:
+    """The stream that it was telling waits, and goes on to its end."""
+    first, first_url = start_scripted()
+    process = start_gateway(tmp_path, postgres_dsn, first_url, TIDEGATE_GENERATION__MAX_RESUMES="1")
+    again = None
+    try:
+        one = House(url_of(tmp_path, process), first_url, house.keys, tmp_path, process)
+        body = {"model": "scripted", "stream": True, "messages": [{"role": "user", "content": "##w=word,n=40,i=50##"}]}
+        with one.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            pieces = answer.iter_text()
+            seen = ""
+            while "word" not in seen:
+                more = next(pieces, None)
+                assert more is not None, seen
+                seen += more
+            first.kill()
+            first.wait(30)
+            port = first_url.rpartition(":")[2]
+            again = subprocess.Popen([sys.executable, "-m", "tidegate.bench.scripted", "--port", port], stdout=subprocess.PIPE)
+            seen += "".join(pieces)
+        text, ends, _ = told(seen)
+        assert (text.count("word"), ends) == (40, ["stop"])
+        assert [facts["engine"] for facts in decisions(one.flight(answer.headers["x-request-id"]), "resumed")] == ["scripted"]
+    finally:
+        stop(process)
+        for engine in (first, again):
+            if engine is not None:
+                stop(engine)
