@@ -306,6 +306,15 @@ async def test_a_line_without_end_does_not_eat_memory(build: Build, server: Scri
     assert server.written < 50 << 20
 
 
+async def test_a_stream_without_end_is_given_up(build: Build, server: Scripted, engine: OpenAIHttp) -> None:
+    """Small events that never end are refused once they pass the bound together, and the connection is closed."""
+    engine = build(adapter_of(engine), max_answer_bytes=20_000)
+    with pytest.raises(EngineError, match="a stream of more than 20000 bytes") as caught:
+        await read(engine, ask("##n=100000##"))
+    assert "max_answer_bytes" in str(caught.value.hint)
+    await until(lambda: server.active == 0)
+
+
 # -- refusals
 
 
@@ -451,8 +460,9 @@ async def test_a_fresh_connection_is_not_tried_twice(engine: OpenAIHttp, server:
     assert server.requests == 0
 
 
-async def test_a_slow_reader_keeps_memory_bounded(engine: OpenAIHttp, server: Scripted) -> None:
+async def test_a_slow_reader_keeps_memory_bounded(build: Build, engine: OpenAIHttp, server: Scripted) -> None:
     """A reader that does not read makes the engine wait: what was written stops growing far below the whole, and then all of it is read."""
+    engine = build(adapter_of(engine), max_answer_bytes=1 << 30)
     tokens, event_bytes = 40_000, 400
     stream = await engine.start(ask(f"##n={tokens},w={'x' * 180}##"), Flight("test"))
     got = len(await anext(stream))

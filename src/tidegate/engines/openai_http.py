@@ -149,7 +149,7 @@ class OpenAIHttp:
         _expect(self.label, reply, b"text/event-stream", "a stream of events")
         return Stream(
             reply, dialect, flight, self.patience,
-            prompt_bytes=prompt_bytes(call), max_event_bytes=self.settings.max_event_bytes,
+            prompt_bytes=prompt_bytes(call), max_event_bytes=self.settings.max_event_bytes, max_answer_bytes=self.settings.max_answer_bytes,
         )  # fmt: skip
 
     async def open_at(self, path: str, fields: dict[str, Any], flight: Flight, dialect: Dialect, *, prompt_bytes: int = 0) -> Stream:
@@ -161,8 +161,9 @@ class OpenAIHttp:
             await self._refuse(reply)
         _expect(self.label, reply, b"text/event-stream", "a stream of events")
         return Stream(
-            reply, dialect, flight, self.patience, prompt_bytes=prompt_bytes, max_event_bytes=self.settings.max_event_bytes
-        )
+            reply, dialect, flight, self.patience,
+            prompt_bytes=prompt_bytes, max_event_bytes=self.settings.max_event_bytes, max_answer_bytes=self.settings.max_answer_bytes,
+        )  # fmt: skip
 
     async def get_json(self, path: str) -> dict[str, Any]:
         """A GET that answers with a JSON object. Raises TidegateError."""

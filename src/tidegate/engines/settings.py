@@ -31,7 +31,9 @@ class EngineSettings(Section):
     keepalive_s: float = Field(60.0, ge=0, description="Seconds after which an idle connection is not used again.")
     max_idle: int = Field(256, ge=0, description="Idle connections that are kept for the next request.")
     max_event_bytes: int = Field(4 << 20, gt=0, description="Largest single stream event, in bytes.")
-    max_answer_bytes: int = Field(32 << 20, gt=0, description="Largest non-streamed answer, in bytes.")
+    max_answer_bytes: int = Field(
+        32 << 20, gt=0, description="Largest answer, in bytes of the body that the engine sends; of a stream all events together."
+    )
     chat_template: str | None = Field(
         None,
         description="How messages become a prompt where the engine does not do it itself: chatml, llama3, or a file (Jinja, or the model's "

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tidegate.core.chunk import Chunk, Usage
-from tidegate.core.errors import EngineCut, TidegateError
+from tidegate.core.errors import EngineCut, EngineError, TidegateError
 from tidegate.core.flight import Flight
 from tidegate.engines.dialect import Dialect
 from tidegate.engines.sse import SseParser
@@ -27,12 +27,13 @@ class Stream:
     """
 
     __slots__ = (
-        "_dialect", "_ended", "_events", "_failure", "_flight", "_idle_ns", "_prompt_bytes", "_reply", "_rest", "_sse", "_take",
+        "_dialect", "_ended", "_events", "_failure", "_flight", "_idle_ns", "_left", "_limit", "_prompt_bytes", "_reply", "_rest", "_sse", "_take",
         "_thrown", "_until_ns",
     )
 
     def __init__(
-        self, reply: Reply, dialect: Dialect, flight: Flight, patience: Patience, *, prompt_bytes: int, max_event_bytes: int
+        self, reply: Reply, dialect: Dialect, flight: Flight, patience: Patience, *, prompt_bytes: int, max_event_bytes: int,
+        max_answer_bytes: int,
     ) -> None:
         self._reply = reply
         self._dialect = dialect
@@ -41,6 +42,7 @@ class Stream:
         self._idle_ns = int(patience.inter_token_s * 1e9)
         self._until_ns = reply.sent_ns + int(patience.first_token_s * 1e9)
         self._events = 0
+        self._limit = self._left = max_answer_bytes
         self._prompt_bytes = prompt_bytes
         self._failure: TidegateError | None = None
         self._ended = False
@@ -161,6 +163,9 @@ class Stream:
             if len(pieces) > 1 and pieces[0][0] == pieces[-1][0]:  # one read of many HTTP chunks
                 pieces = [(pieces[0][0], b"".join([data for _, data in pieces]))]
             for at_ns, data in pieces:
+                self._left -= len(data)
+                if self._left < 0:
+                    raise EngineError(f"{dialect.label} sent a stream of more than {self._limit} bytes.", hint="Raise max_answer_bytes.")
                 payloads = plain(data)
                 if payloads is None:
                     if self._read_oddly(data, at_ns, chunks):
