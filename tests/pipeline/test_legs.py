@@ -303,8 +303,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("soon")
 async def test_an_answer_waits_for_its_engine_to_come_back() -> None:
-    """Refused connections use up no resume; the flight tells the time waited."""
-    engine = Refuses(Script(["a", "b", "c"]), [EngineDown("d")] * 5, after=1, cuts=[1])
+    """Refused connections, and an engine that is there but still loads, use up no resume; the flight tells the time waited."""
+    loads = EngineRefused("Loading model", engine_status=503)
+    engine = Refuses(Script(["a", "b", "c"]), [EngineDown("d")] * 3 + [loads] * 2, after=1, cuts=[1])
     client, ask = await run(engine, max_resumes=1)
     assert client.text == "abc"
     assert [facts["waited_s"] > 0 for facts in decisions(ask, "resumed")] == [True]

@@ -34,6 +34,11 @@ WAIT_S, LONGEST_WAIT_S = 0.25, 2.0
 BLANKS = 2
 
 
+def _away(error: EngineError) -> bool:
+    """Whether an engine that says this is expected back: it refuses connections, or it is there and still loads (503)."""
+    return error.http_status == EngineDown.status
+
+
 class _Stopped(Exception):
     """Raised by `take` to end a leg."""
 
@@ -465,7 +470,7 @@ class Legs:
                 stream = await engine.continue_from(call, said, flight, forbid=forbid)
             except EngineError as error:
                 flight.lap("engine.continue")
-                all_down = all_down and isinstance(error, (EngineDown, CannotContinue))
+                all_down = all_down and (_away(error) or isinstance(error, CannotContinue))
                 if first is None or isinstance(first, CannotContinue):
                     first = error
                 continue
@@ -474,7 +479,7 @@ class Legs:
             self._begin_leg(stream, said)
             return
         assert first is not None
-        self._all_down = all_down and isinstance(first, EngineDown)  # one that cannot go on at all is nothing to wait for
+        self._all_down = all_down and _away(first)  # one that cannot go on at all is nothing to wait for
         raise first
 
     def _asks_logprobs(self) -> bool:
