@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from tidegate.guard.normal import extends, simple_form
 from tidegate.guard.road import Road
 
-_WORD = re.compile(r"[0-9a-z_]+")
+_WORD = re.compile(r"[0-9a-z]+")
 
 
 class Glance:

@@ -133,7 +133,10 @@ def extends(character: str) -> bool:
 
 @cache
 def word_pattern() -> re.Pattern[str]:
-    """Matches one character that is part of a word in a script that parts words: a letter, a figure or a mark."""
+    """Matches one character that is part of a word in a script that parts words: a letter, a figure or a mark.
+
+    The underscore is none: it sets words off (`_so_`), and must not hide them.
+    """
     marks: list[str] = []
     begin = last = -2
     for point in range(0x300, sys.maxunicode // 8):
@@ -145,4 +148,4 @@ def word_pattern() -> re.Pattern[str]:
             begin = point
         last = point
     marks.append(f"{chr(begin)}-{chr(last)}")
-    return re.compile(f"(?![{_UNSPACED}])[\\w{''.join(marks)}]")
+    return re.compile(f"(?![_{_UNSPACED}])[\\w{''.join(marks)}]")

@@ -39,7 +39,7 @@ MOST_STEPS = 1 << 14
 #: Characters remembered of one step: blanks, signs and the alphabet.
 MOST_ENDS = 64
 BLANK_BEFORE, WORD_BEFORE, ELSE = 0, 1, 2
-_BEGINNINGS = re.compile(r"\b\w|[^\w\s]", re.ASCII)
+_BEGINNINGS = re.compile(r"(?<![0-9A-Za-z])[0-9A-Za-z]|[^0-9A-Za-z\s]", re.ASCII)
 
 
 class Hit(NamedTuple):
@@ -532,7 +532,7 @@ class Scan:
 
 
 def _is_word(character: str) -> bool:
-    return character.isalnum() or character == "_" if character.isascii() else word_pattern().match(character) is not None
+    return character.isalnum() if character.isascii() else word_pattern().match(character) is not None
 
 
 def _marks_what_was(text: str) -> bool:
