@@ -32,7 +32,7 @@ class EngineSettings(Section):
     max_idle: int = Field(256, ge=0, description="Idle connections that are kept for the next request.")
     max_event_bytes: int = Field(4 << 20, gt=0, description="Largest single stream event, in bytes.")
     max_answer_bytes: int = Field(
-        32 << 20, gt=0, description="Largest answer, in bytes of the body that the engine sends; of a stream all events together."
+        64 << 20, gt=0, description="Largest answer, in bytes of the body that the engine sends; of a stream all events together."
     )
     chat_template: str | None = Field(
         None,
