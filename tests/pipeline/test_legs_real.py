@@ -91,8 +91,7 @@ async def test_a_word_of_the_model_starts_a_stage(fleet: Fleet) -> None:
     text, ask = await tell(fleet, question, Control(triggers=(trigger,)))
     before = whole[: whole.index(word)]
     assert text.startswith(f"{before} (ticket {ask.ticket})")
-    assert len(text) > len(before) + len(ask.ticket) + 20
-    assert len(decisions(ask, "triggered")) == 1
+    assert decisions(ask, "inserted")[0] == {"chars": len(f" (ticket {ask.ticket})")}  # what the model says behind it is its own, the word again too
 
 
 class Breaking:
