@@ -610,7 +610,7 @@ async def _silent(asked: list[bytes], *, drips: bool = False) -> AsyncIterator[s
             asked.append(await reader.readuntil(b"\r\n\r\n"))
             if drips:
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99999999\r\n\r\n")
-            while drips and not reader.at_eof():
+            while drips and not reader.at_eof() and not writer.is_closing():  # closed: uvloop's write raises no ConnectionError
                 writer.write(b" ")
                 await writer.drain()
                 await asyncio.sleep(0.02)

@@ -37,6 +37,8 @@ async def raw_server(*pieces: bytes, close: bool = True) -> AsyncIterator[str]:
         try:
             while await reader.readuntil(b"\r\n\r\n"):
                 for piece in pieces:
+                    if writer.is_closing():  # uvloop's write would raise, and no ConnectionError
+                        return
                     writer.write(piece)
                     await writer.drain()
                     await asyncio.sleep(0.001)
@@ -192,7 +194,7 @@ async def test_a_connection_lost_before_its_first_request(server: Scripted) -> N
         await until(lambda: bool(server.connections))
         for connection in server.connections:
             connection.transport.abort()
-        await until(lambda: pool.open_connections == 0)
+        await until(lambda: conn.lost)
         assert isinstance(conn.send(ASK, loop, 1.0).error, EngineDown)
 
 
@@ -460,3 +462,22 @@ async def test_http_where_https_is_spoken_and_the_other_way_round(build: Build, 
         assert "url" in (other.value.hint or "")
     finally:
         await secure.close()
+
+
+async def test_a_caller_that_leaves_while_it_connects_leaves_nothing(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the very turn in which the connection is made: the pool holds nothing, and the engine sees it closed."""
+    made = Connection.connection_made
+    task: asyncio.Task[Reply] | None = None
+
+    def made_and_left(conn: Connection, transport: asyncio.BaseTransport) -> None:
+        made(conn, transport)
+        assert task is not None
+        task.cancel()
+
+    monkeypatch.setattr(Connection, "connection_made", made_and_left)
+    async with pool_of(server.url) as pool:
+        for _ in range(5):
+            task = asyncio.get_running_loop().create_task(pool.send(ASK, Flight("x")))
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await until(lambda: pool.open_connections == 0 and not server.connections)

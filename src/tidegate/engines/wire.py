@@ -217,7 +217,6 @@ class Connection(asyncio.Protocol):
         if sock is not None:
             # a delayed write meets a delayed acknowledgement: 40 ms
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.pool.remember(self)
 
     def send(self, request: bytes, loop: asyncio.AbstractEventLoop, total_s: float) -> Reply:
         """Write a whole request. The connection must be idle."""
@@ -420,9 +419,6 @@ class Pool:
         conn.idle_ns = time.perf_counter_ns()
         self._idle.append(conn)
 
-    def remember(self, conn: Connection) -> None:
-        self._all.add(conn)
-
     def forget(self, conn: Connection) -> None:
         self._all.discard(conn)
         if conn.idle_ns and conn in self._idle:
@@ -500,4 +496,7 @@ class Pool:
             raise EngineDown(f"{where} refuses connections.", hint="Is the engine running, and on this port?") from None
         except OSError as error:
             raise EngineDown(f"{where} cannot be reached: {error.strerror or error}.", hint="Check url and the network.") from None
+        # Only now is it ours: uvloop tells no `connection_lost` where the caller leaves between the connection's making and here.
+        if not conn.lost:
+            self._all.add(conn)
         return conn
