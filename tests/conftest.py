@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import tempfile
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Begun in the background of a script, where shells ignore Ctrl-C for everything below: what is tested must hear it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How wide the terminal is in which the tests were begun is no matter of theirs; pytest-xdist says it to its workers.
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(scope="session")

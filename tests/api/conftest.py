@@ -86,6 +86,7 @@ async def add_keys(dsn: str) -> dict[str, str]:
         "admin": NewKey(tenant="ops", role="admin", name="", requests_per_minute=0, tokens_per_minute=0),
         "kept": NewKey(tenant="kept", role="data", name="", requests_per_minute=0, tokens_per_minute=0),
         "two": NewKey(tenant="default", role="data", name="", requests_per_minute=2, tokens_per_minute=0),
+        "second": NewKey(tenant="default", role="data", name="", requests_per_minute=0, tokens_per_minute=0),
         "tokens": NewKey(tenant="default", role="data", name="", requests_per_minute=0, tokens_per_minute=1000),
     }.items():
         keys[name], record = make_key(wanted)

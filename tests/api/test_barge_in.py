@@ -108,7 +108,7 @@ def test_a_request_that_has_not_begun_to_answer_gets_409(house: House, stream: b
         ("data", {**headers(), "x-tidegate-barge-in": "0"}),
         ("data", headers("c2", barge_in=True)),
         ("other", headers(barge_in=True)),
-        ("two", headers(barge_in=True)),
+        ("second", headers(barge_in=True)),
         ("data", {}),
     ],
     ids=["no barge-in", "barge-in off", "another conversation", "another tenant", "another key", "no conversation"],
