@@ -14,6 +14,7 @@ sent as `Retry-After` where it is known.
     |   `-- DocumentUnreadable 422  a file that was to be ingested cannot be read
     |-- Unauthorized 401, Forbidden 403, NotFound 404, MethodNotAllowed 405
     |-- RateLimited 429
+    |-- Busy 429                 the wait would be too long; a place is booked for later
     |-- OutputInvalid 422        the model's output broke the capability's output contract
     |-- EngineError 502          the engine answered wrongly, or not at all
     |   |-- EngineRefused        the engine's own status, code and Retry-After, passed on
@@ -170,6 +171,15 @@ class RateLimited(TidegateError):
 
 
 class OutputInvalid(TidegateError):
+class Busy(TidegateError):
+    """All slots are taken and the wait would be too long. `retry_after_s` is when the place that was booked for this caller is due."""
+
+    code = "busy"
+    status = 429
+    level = logging.INFO
+    type = "rate_limit_error"
+
+
     """The model's output broke the capability's output contract."""
 
     code = "output_invalid"

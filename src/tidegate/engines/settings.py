@@ -20,6 +20,11 @@ class EngineSettings(Section):
     models: dict[str, str] | list[str] = Field(
         description="Model names that callers use: a list, or a table from the public name to the engine's own name."
     )
+    slots: int = Field(
+        0, ge=0, le=1_000_000,
+        description="Requests that the engine is given at once; those beyond wait in the gateway's queue ([admission]). 0: no bound, nothing waits. "
+        "Workers share them.",
+    )
     api_key: SecretStr | None = Field(None, description="Sent to the engine as a bearer token.")
     ca_file: str | None = Field(None, description="File of CA certificates (PEM) to trust for https; without it the system's own.")
     connect_s: float = Field(5.0, gt=0, description="Seconds that a connection, TLS included, may take.")
