@@ -18,7 +18,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.plugins import nearest
 from tidegate.core.settings import Leaf, Section, fits, inner, leaves, shown, values
 from tidegate.core.toml import KeyPath, dotted, key_path, line_numbers, notation
-from tidegate.engines.settings import EngineSettings
+from tidegate.engines.settings import EngineSettings, FleetSettings
 from tidegate.guard.settings import GuardSettings
 from tidegate.local.settings import LocalSettings
 from tidegate.pipeline.settings import CapabilitySettings, GenerationSettings
@@ -48,6 +48,9 @@ class Settings(Section):
     capabilities: CapabilitySettings = Field(default_factory=CapabilitySettings, description="Where your capabilities are.")
     engines: dict[str, EngineSettings] = Field(
         {}, description="Engines that answer, by a name of your choice; none: the one that `tidegate up` starts."
+    )
+    fleet: FleetSettings = Field(
+        default_factory=lambda: FleetSettings.model_validate({}), description="How the engines of one model share its requests."
     )
     embedder: EmbedderSettings = Field(default_factory=EmbedderSettings, description="The model that turns text into vectors.")
     retrieval: RetrievalSettings = Field(default_factory=RetrievalSettings, description="Which passages are found for a question.")

@@ -1,11 +1,11 @@
-"""`[engines.NAME]`: where an engine listens, what it serves, and how long it may take."""
+"""`[engines.NAME]`: where an engine listens, what it serves, and how long it may take. `[fleet]`: how the engines of one model share its requests."""
 
 from __future__ import annotations
 
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from tidegate.core.settings import Section
 
@@ -54,6 +54,32 @@ class EngineSettings(Section):
         description="What the gateway makes of its checks of the engine, at its start and when the engine comes back: an engine that fails a must is "
         "not used, it is only shown, or nothing is checked. See tidegate check.",
     )
+    role: Literal["any", "short", "long", "high_value", "fallback"] = Field(
+        "any",
+        description="Which requests of a model with several engines come here: short or long ones (fleet.long_tokens), those of `high_value_for` "
+        "and no others, or those that no other engine can take (fallback).",
+    )
+    high_value_for: list[str] = Field(
+        default_factory=list, description='With role = "high_value": whose requests come here, as GROUP/NAME of a capability or tenant:NAME.'
+    )
+    weight: float = Field(
+        1.0, ge=0.001, le=1000, description="How much this engine can carry beside the others of its models: one of weight 2 twice as much."
+    )
+    max_tokens_in_flight: int = Field(
+        0, ge=0, description="Tokens, of prompts and expected answers, that may be at work here at once: what its KV cache holds. 0: no bound."
+    )
+    context_tokens: int = Field(
+        0, ge=0, description="Longest prompt with its answer, in tokens; a longer one goes to another engine. 0: not said."
+    )
+    from_requests: int = Field(
+        0, ge=0, description="Used only while so many requests run on the model's other engines: a tensor-parallel engine pays off under load alone."
+    )
+    drain: bool = Field(False, description="Sends no new requests here; those that run end well.")
+    metrics_url: str = Field(
+        "",
+        description="Address of the engine's Prometheus metrics, where it is not /metrics beside its API (triton: http://HOST:8002/metrics); "
+        "`off`: they are not read.",
+    )
     tokenizer: str | None = Field(
         None, description="GGUF file with the vocabulary that the engine should have, plain or gzipped; the checks compare the engine's with it."
     )
@@ -72,6 +98,17 @@ class EngineSettings(Section):
             raise ValueError("must be printable ASCII without blanks")
         _ = parts.port  # raises ValueError where it is no port
         return url.rstrip("/")
+
+    @field_validator("metrics_url")
+    @classmethod
+    def _metrics_url(cls, url: str) -> str:
+        return url if url in ("", "off") else cls._url(url)
+
+    @model_validator(mode="after")
+    def _high_value(self) -> EngineSettings:
+        if (self.role == "high_value") != bool(self.high_value_for):
+            raise ValueError('role = "high_value" and high_value_for go together: whose requests are they?')
+        return self
 
     @field_validator("models")
     @classmethod
@@ -92,3 +129,33 @@ class EngineSettings(Section):
     def model_names(self) -> dict[str, str]:
         """Public name -> the engine's own name, in the order of the settings."""
         return self.models if isinstance(self.models, dict) else {model: model for model in self.models}
+
+
+class FleetSettings(Section):
+    """How the engines of one model share its requests, and when one is left alone for a while."""
+
+    long_tokens: int = Field(4096, ge=1, description="From so many tokens on, prompt and expected answer, a request is a long one.")
+    affinity_tokens: int = Field(
+        4096, ge=0,
+        description="A request goes where its prefix or capability went before (its KV cache is there) unless that engine has more than so many "
+        "tokens in flight above the least busy one. 0: only among equals.",
+    )
+    slow_start_s: float = Field(
+        10.0, ge=0, le=3600, description="Seconds over which an engine that came back takes its full share again, from a tenth on."
+    )
+    breaker_window_s: float = Field(30.0, gt=0, le=3600, description="Seconds of outcomes that an engine's circuit breaker looks at.")
+    breaker_min_calls: int = Field(5, ge=1, description="Outcomes in the window below which a breaker does not open.")
+    breaker_share: float = Field(0.5, gt=0, le=1, description="Share of failures at which a breaker opens.")
+    breaker_open_s: float = Field(
+        5.0, gt=0, le=3600, description="Seconds that a breaker is open before probes pass; twice as long when it opens again soon."
+    )
+    breaker_max_open_s: float = Field(60.0, gt=0, le=86_400, description="Seconds that a breaker is open at most.")
+    breaker_probes: int = Field(
+        2, ge=1, le=100, description="Requests that may probe an engine at once, and that must end well before it is trusted again."
+    )
+    max_retry_after_s: float = Field(
+        60.0, ge=0, le=86_400, description="Seconds of an engine's Retry-After that are obeyed at most; until then nobody asks it."
+    )
+    metrics_s: float = Field(
+        2.0, ge=0, le=3600, description="Seconds between two looks at the engines' own metrics, of models that several engines serve. 0: never."
+    )
