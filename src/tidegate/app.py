@@ -44,6 +44,7 @@ from tidegate.local.listener import url_of
 from tidegate.local.workers import Workers
 from tidegate.pipeline.capability import Capability, load_all
 from tidegate.pipeline.control import Ban, Control
+from tidegate.pipeline.ladder import Ladder
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.stages.generate import GenerateStage
 from tidegate.retrieval.embedder_client import EmbedderClient
@@ -174,7 +175,7 @@ class Gateway:
             STREAMS: streams_route,
         }
         capabilities: dict[str, Route] = {
-            path: CapabilityRoute(capability, _stages(capability, parts), limits) for path, capability in self.capabilities.items()
+            path: _capability_route(capability, parts, limits) for path, capability in self.capabilities.items()
         }
         control = create_control(ControlDeps(
             self.keys, self.store, self.recent, self.store, self.health, self._metrics, self.capabilities, self.seal.open, self.house.secret,
@@ -254,6 +255,11 @@ class Gateway:
             "tidegate_keys": self.keys.counts,
             "tidegate_log_dropped_total": lambda: float(self._counts().log_dropped),
         }
+
+
+def _capability_route(capability: Capability, parts: Parts, limits: Limits) -> CapabilityRoute:
+    stages = _stages(capability, parts)
+    return CapabilityRoute(capability, stages, limits, Ladder(capability, stages, parts) if capability.manifest.ladder else None)
 
 
 def _stages(capability: Capability, parts: Parts) -> list[Any]:

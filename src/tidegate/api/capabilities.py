@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from tidegate.admission.limits import Limits
-from tidegate.api.exchange import Exchange, asking
+from tidegate.api.errors import RUNG
+from tidegate.api.exchange import Exchange, Header, asking
 from tidegate.api.fields import decode_object
 from tidegate.api.leave import resume, resumes
 from tidegate.api.openai import settle
-from tidegate.core.ask import Ask, Passage
+from tidegate.core.ask import Ask, Landing, Passage
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.ports import Stage
 from tidegate.pipeline.capability import Capability
+from tidegate.pipeline.ladder import Ladder
+from tidegate.pipeline.rungs import FULL
 from tidegate.pipeline.runner import Step, run
 from tidegate.pipeline.stages.generate import text_of
 
 
 class CapabilityRoute:
-    """One capability. Streams where the caller accepts `text/event-stream`: events `passages`, `token`, `answer`, `error`."""
+    """One capability. Streams where the caller accepts `text/event-stream`: events `rung` (below the full
+    answer), `passages`, `token`, `answer`, `error`."""
 
-    def __init__(self, capability: Capability, stages: Sequence[Stage], limits: Limits) -> None:
+    def __init__(self, capability: Capability, stages: Sequence[Stage], limits: Limits, ladder: Ladder | None = None) -> None:
+        """`ladder`: the rungs below the full answer, where the capability has any."""
         self._capability = capability
+        self._ladder = ladder
         self._limits = limits
         self._leave = capability.manifest.leave
         budgets = capability.manifest.budgets
@@ -55,20 +61,31 @@ class CapabilityRoute:
                 ask.shows_usage = "always" if _wants_usage(exchange) else "last"
                 exchange.opening = ticket.headers
                 exchange.stay(self._leave.policy, self._leave.tokens)
-                events = Events(exchange, ask)
+                events = Events(exchange, ask, self._rung)
                 ask.emit = events.emit
-                await run(ask, self._steps)
+                await self._run(ask)
                 await events.end(self._answer(ask))
             else:
-                await run(ask, self._steps)
-                await exchange.json(200, msgspec.json.encode(self._answer(ask)), ticket.headers())
+                await self._run(ask)
+                await exchange.json(200, msgspec.json.encode(self._answer(ask)), [*ticket.headers(), *self._rung(ask)])
         finally:
             settle(ticket, exchange)
+
+    async def _run(self, ask: Ask) -> None:
+        if self._ladder is None:
+            await run(ask, self._steps)
+        else:
+            await self._ladder.walk(ask)
+
+    def _rung(self, ask: Ask) -> list[Header]:
+        """The header that names the rung, where there is a ladder."""
+        return [] if self._ladder is None else [(RUNG, (ask.landing.rung if ask.landing is not None else FULL).encode())]
 
     def _answer(self, ask: Ask) -> dict[str, Any]:
         return {
             **(ask.answer if ask.answer is not None else {"answer": "".join(ask.text)}),
             **({"ticket": ask.ticket} if ask.ticket else {}),
+            **({"ladder": _landing(ask.landing)} if ask.landing is not None else {}),
             "trace_id": ask.flight.id,
             "capability_sha256": self._capability.sha256,
             "index_version": ask.flight.index_version or None,
@@ -77,11 +94,13 @@ class CapabilityRoute:
 
 
 class Events:
-    """The event stream of a capability. The passages go out with the first token, the checked answer last."""
+    """The event stream of a capability. The rung and the passages go out with the first token, the checked answer last."""
 
-    def __init__(self, exchange: Exchange, ask: Ask) -> None:
+    def __init__(self, exchange: Exchange, ask: Ask, rung: Callable[[Ask], list[Header]]) -> None:
+        """`rung` makes the header that names the rung: which one it is, the first event knows."""
         self._exchange = exchange
         self._ask = ask
+        self._rung = rung
         self._begun = False
         self._counts = ask.shows_usage == "always"
 
@@ -103,13 +122,18 @@ class Events:
 
     def _begin(self, token: bytes) -> Awaitable[None] | None:
         self._begun = True
-        piece = self._passages() + token
-        return self._exchange.write(piece) if self._exchange.started else self._exchange.start_stream(piece)
+        landing = self._ask.landing
+        piece = (event("rung", _landing(landing)) if landing is not None else b"") + self._passages() + token
+        return self._exchange.write(piece) if self._exchange.started else self._exchange.start_stream(piece, self._rung(self._ask))
 
     def _passages(self) -> bytes:
         if not self._ask.passages:
             return b""
         return event("passages", {"passages": [_shown(n, passage) for n, passage in enumerate(self._ask.passages, 1)]})
+
+
+def _landing(landing: Landing) -> dict[str, str]:
+    return {"rung": landing.rung, "note": landing.note, "cause": landing.cause}
 
 
 def _shown(n: int, passage: Passage) -> dict[str, Any]:

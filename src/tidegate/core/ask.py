@@ -58,6 +58,14 @@ class Passage(msgspec.Struct, frozen=True):
     tags: dict[str, str] = {}
 
 
+class Landing(msgspec.Struct, frozen=True):
+    """A rung of the ladder below the full answer: its name, what its answers say of it, and the code of the error that led there."""
+
+    rung: str
+    note: str
+    cause: str
+
+
 class EngineCall(msgspec.Struct):
     """What an engine is asked: an OpenAI-shaped body without `model` and `stream`, which the adapter adds for its own engine.
 
@@ -115,13 +123,14 @@ class Ask:
     - retrieve: passages
     - prompt: call
     - create_ticket: ticket
+    - ladder: landing (below the full answer)
     - generate: text, whole (an engine's whole answer), running (while it streams), end (through the flight)
     - contract: answer
     """
 
     __slots__ = (
-        "answer", "call", "caller", "capability", "deadline", "emit", "flight", "input", "passages", "running", "shows_usage", "stream",
-        "text", "ticket", "whole",
+        "answer", "call", "caller", "capability", "deadline", "emit", "flight", "input", "landing", "passages", "running", "shows_usage",
+        "stream", "text", "ticket", "whole",
     )
 
     def __init__(self, flight: Flight, caller: Caller, deadline: Deadline, *, stream: bool = False, emit: Emit | None = None) -> None:
@@ -138,5 +147,6 @@ class Ask:
         self.whole: EngineAnswer | None = None
         self.answer: dict[str, Any] | None = None
         self.ticket = ""
+        self.landing: Landing | None = None
         self.running: Counting | None = None
         self.shows_usage: ShowsUsage = "never"

@@ -25,6 +25,7 @@ sent as `Retry-After` where it is known.
     |   |-- EngineStalled 504
     |   `-- CannotContinue 502   the engine cannot go on from the middle of an answer
     |-- DeadlineExceeded 504
+    |-- NoAnswer 503, 422        no rung of the capability's ladder could answer
     |-- StoreDown 503
     |   `-- EmbedderDown 503     texts cannot be turned into vectors
     |-- ClientGone 499           nobody is left to answer
@@ -170,7 +171,6 @@ class RateLimited(TidegateError):
     type = "rate_limit_error"
 
 
-class OutputInvalid(TidegateError):
 class Busy(TidegateError):
     """All slots are taken and the wait would be too long. `retry_after_s` is when the place that was booked for this caller is due."""
 
@@ -180,6 +180,7 @@ class Busy(TidegateError):
     type = "rate_limit_error"
 
 
+class OutputInvalid(TidegateError):
     """The model's output broke the capability's output contract."""
 
     code = "output_invalid"
@@ -264,11 +265,41 @@ class CannotContinue(EngineError):
 
 
 class DeadlineExceeded(TidegateError):
-    """The request's own time is used up."""
+    """The request's own time is used up. `stage`: the stage whose share it was, where it was one's own."""
 
     code = "deadline_exceeded"
     status = 504
     level = logging.WARNING
+
+    def __init__(self, message: str, *, hint: str | None = None, stage: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.stage = stage
+
+
+class NoAnswer(TidegateError):
+    """No rung of the capability's ladder could answer: the capability's own code and message, and a ticket."""
+
+    code = "no_answer"
+    status = 503
+    level = logging.WARNING
+
+    def __init__(
+        self, message: str, *, business_code: str, status: int, ticket: str, cause: str, hint: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        """`cause`: the code of the error for which the full answer failed; `status`: 422 where that was broken output, else 503."""
+        super().__init__(message, hint=hint, retry_after_s=retry_after_s)
+        self.business_code = business_code
+        self.ticket = ticket
+        self.cause = cause
+        self._status = status
+
+    @property
+    def http_status(self) -> int:
+        return self._status
+
+    @property
+    def public_code(self) -> str:
+        return self.business_code
 
 
 class StoreDown(TidegateError):

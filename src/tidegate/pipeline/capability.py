@@ -5,6 +5,7 @@
     GROUP/NAME/output.schema.json         business fields out
     GROUP/NAME/prompts/VERSION/template.jinja   blocks `system` and `user`
     GROUP/NAME/TERMS                      terms that its answers must not hold, where guard.terms_file names one
+    GROUP/NAME/FAQ                        answers by keywords, where faq.file names one
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from tidegate.core.errors import InputInvalid, OutputInvalid, SettingsError
 from tidegate.core.plugins import names, nearest
 from tidegate.core.settings import Section
 from tidegate.guard.terms import read_terms
+from tidegate.pipeline.faq import Faq, read_faq
+from tidegate.pipeline.rungs import Rung, check_ladder
 
 #: Engines count tokens in signed 32-bit numbers.
 _MAX_TOKEN_ID = 2**31 - 1
@@ -36,6 +39,10 @@ class Budgets(Section):
     retrieve_s: float = Field(2.0, gt=0, description="Seconds that retrieval may take.")
     first_token_s: float = Field(30.0, gt=0, description="Seconds from the engine's call to its first token.")
     total_s: float = Field(120.0, gt=0, description="Seconds that the whole request may take.")
+    full_share: float = Field(
+        0.0, ge=0, le=1,
+        description="Most of the time that the full answer may take where there is a ladder; 0: 0.6, or 0.95 where no rung needs an engine.",
+    )
 
 
 class Retrieve(Section):
@@ -78,6 +85,13 @@ class CapabilityGuard(Section):
     max_step_backs: int = Field(-1, ge=-1, description="Steps back in one answer; -1: as `[guard]` says.")
 
 
+class FaqSettings(Section):
+    """Answers to frequent questions."""
+
+    file: str = Field("", description="File of answers by keywords, from the capability's folder on; the rung and the stage `faq` use it.")
+    question: str = Field("", description="The input field that holds the question; empty: that of `retrieve.question`.")
+
+
 class TriggerSettings(Section):
     """A sequence that stops the generation and starts a stage."""
 
@@ -104,6 +118,8 @@ class Manifest(Section):
         default_factory=list, description="`[[triggers]]`: sequences that stop the generation and start a stage; see below."
     )
     leave: Leave = Field(default_factory=lambda: Leave.model_validate({}), description="What happens when the client leaves.")
+    faq: FaqSettings = Field(default_factory=lambda: FaqSettings.model_validate({}), description="Answers to frequent questions.")
+    ladder: list[Rung] = Field(default_factory=list, description="`[[ladder]]`: ways to answer where the full one fails; see below.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +135,7 @@ class Capability:
     template: jinja2.Template
     #: Of its own terms file.
     terms: list[str]
+    faq: Faq | None
     _input: jsonschema_rs.Validator
     _output: jsonschema_rs.Validator
 
@@ -138,12 +155,15 @@ class Capability:
 
     def check_output(self, fields: Any) -> None:
         """Raises OutputInvalid that names what is wrong, without the answer's text."""
-        if errors := list(self._output.iter_errors(fields)):
-            where = sorted({f"{_where(error)} ({_keyword(error)})" for error in errors})
+        if where := self.breaks(fields):
             raise OutputInvalid(
                 f"The model's answer broke the output contract of {self.path} at {', '.join(where[:5])}.",
                 hint="Nothing was passed on. Try again, or look at the flight for what happened.",
             )
+
+    def breaks(self, fields: Any) -> list[str]:
+        """Where the fields break the output contract, and by which rule."""
+        return sorted({f"{_where(error)} ({_keyword(error)})" for error in self._output.iter_errors(fields)})
 
 
 def load_all(folders: list[str]) -> dict[str, Capability]:
@@ -183,12 +203,18 @@ def load(folder: Path) -> Capability:
     if manifest.guard.terms_file:
         files.append(folder / manifest.guard.terms_file)
         terms = read_terms(files[-1])
+    faq: Faq | None = None
+    if manifest.faq.file:
+        files.append(folder / manifest.faq.file)
+        faq = read_faq(files[-1])
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return Capability(
+    capability = Capability(
         path, manifest, input_schema, output_schema, hashlib.sha256(source.encode()).hexdigest(), digest.hexdigest(),
-        template, terms, input_validator, output_validator,
+        template, terms, faq, input_validator, output_validator,
     )
+    check_ladder(folder / "capability.toml", capability)
+    return capability
 
 
 def _manifest(file: Path) -> Manifest:
@@ -203,12 +229,15 @@ def _manifest(file: Path) -> Manifest:
     for stage in [*manifest.stages, *(trigger.stage for trigger in manifest.triggers)]:
         if stage not in known:
             raise SettingsError(f"{file}: there is no stage {stage!r}.", hint=nearest(stage, known))
-    terms = Path(manifest.guard.terms_file)
-    if terms.is_absolute() or ".." in terms.parts:
-        raise SettingsError(
-            f"{file}: guard.terms_file is {str(terms)!r}, which is not in the capability's folder.",
-            hint="Put the file into the capability's folder and name it from there; terms for all answers belong into [guard] of tidegate.toml.",
-        )
+    for name, path, hint in (
+        ("guard.terms_file", Path(manifest.guard.terms_file), "; terms for all answers belong into [guard] of tidegate.toml"),
+        ("faq.file", Path(manifest.faq.file), ""),
+    ):
+        if path.is_absolute() or ".." in path.parts:
+            raise SettingsError(
+                f"{file}: {name} is {str(path)!r}, which is not in the capability's folder.",
+                hint=f"Put the file into the capability's folder and name it from there{hint}.",
+            )
     seen: dict[str | tuple[int, ...], int] = {}
     for number, trigger in enumerate(manifest.triggers, 1):
         if bool(trigger.text) == bool(trigger.token_ids):

@@ -48,5 +48,10 @@ def _citation(n: int, passage: Passage, quoted: bool) -> dict[str, object]:
     }
 
 
+def keeps_without_passages(capability: Capability) -> bool:
+    """Whether an answer without citations can keep the output contract; the ladder asks."""
+    return not any(where.startswith("citations") for where in capability.breaks({"answer": "", "citations": []}))
+
+
 def build(capability: Capability, parts: Parts) -> Stage:
     return CiteStage(capability)

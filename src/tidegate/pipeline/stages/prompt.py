@@ -11,6 +11,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.ports import Stage
 from tidegate.pipeline.capability import Capability
 from tidegate.pipeline.parts import Parts
+from tidegate.pipeline.rungs import FULL
 
 
 class PromptStage:
@@ -31,7 +32,10 @@ class PromptStage:
 
     async def __call__(self, ask: Ask) -> None:
         passages = [{"n": n, "title": p.title, "page": p.page, "text": p.text} for n, p in enumerate(ask.passages, 1)]
-        context = self._template.new_context({"input": ask.input, "passages": passages})
+        rung = ask.landing.rung if ask.landing is not None else FULL
+        context = self._template.new_context({
+            "input": ask.input, "passages": passages, "rung": rung, "searched": bool(ask.flight.index_version),
+        })
         messages = []
         for role in ("system", "user"):
             try:
