@@ -1,0 +1,405 @@
+"""When a request may pass: at once where a slot is free, after a wait that was forecast, or later at a booked instant.
+
+A lane stands before the slots of one model (or of several on the same engines). `enter` gives a place that runs or waits, or raises. Whoever has a
+place leaves it exactly once, whatever happened; that frees the slot, or the place in the queue, and gives it to the next.
+
+Everything is decided here and in the files that this one calls, in one thread, by the clock that is handed in: the simulator drives the same code in
+virtual time.
+
+    gate = Gate(settings, classes, clock_ns=clock)
+    gate.open(["model"], slots=16)
+    place = gate.enter("model", caller, prompt_tokens=900, answer_tokens=200)      # or Busy, DeadlineExceeded
+    if place.waits:
+        place.on_turn = wake         # called once: the place runs, or `place.error` says why not
+    ...
+    place.leave(tokens)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tidegate.admission.bookings import Bookings
+from tidegate.admission.forecast import LengthClass, ServiceTimes, bounded_ns, guess_ns, left_ns, wait_ns
+from tidegate.admission.queue import Flow, FlowKey, Item, Queue
+from tidegate.admission.settings import AdmissionSettings, ClassSettings
+from tidegate.core.ask import Caller
+from tidegate.core.errors import Busy, DeadlineExceeded, SettingsError, TidegateError
+
+STANDARD = "standard"
+#: What is left of the running is summed up anew after so long; meanwhile only what begins and ends is counted.
+_LEFT_KEPT_NS = 10_000_000
+#: Booked places use this share of the slots: at the whole of it the least surprise would make all later ones wait.
+_BOOKED_LOAD = 0.95
+#: Places looked at, from a flow's last, for one that may be given up.
+_LOOK_BACK = 8
+_WAITS, _RUNS, _LEFT, _REFUSED = range(4)
+
+
+class Place(Item):
+    """A request's place. `forecast_ns`: the wait that was forecast; `waited_ns`: what it was; `ahead`: how many waited when it came."""
+
+    __slots__ = (
+        "_guess_ns", "_lane", "_length_class", "_state", "ahead", "booked", "deadline_ns", "entered_ns", "error", "forecast_ns", "on_turn",
+        "started_ns", "who",
+    )
+
+    def __init__(self, lane: Lane, flow: Flow, who: str, length_class: LengthClass, guess: int, now_ns: int, deadline_ns: int) -> None:
+        self._lane = lane
+        self.flow = flow
+        self.who = who
+        self._length_class = length_class
+        self._guess_ns = guess
+        self.work_ns = bounded_ns(length_class.factor * guess)
+        self.entered_ns = self.started_ns = now_ns
+        self.deadline_ns = deadline_ns
+        self._state = _WAITS
+        self.forecast_ns = self.ahead = 0
+        self.booked = False
+        self.on_turn: Callable[[], None] | None = None
+        self.error: TidegateError | None = None
+
+    @property
+    def waits(self) -> bool:
+        """True until `on_turn` is called."""
+        return self._state == _WAITS
+
+    @property
+    def counts(self) -> bool:
+        """False where nothing is counted because the lane has no bound."""
+        return True
+
+    @property
+    def waited_ns(self) -> int:
+        """How long it waited for its slot."""
+        return self.started_ns - self.entered_ns
+
+    def leave(self, tokens: int = 0) -> None:
+        """The request is over, or its client left: free the slot, or the place in the queue. A second call does nothing.
+
+        `tokens`: of prompt and answer, as they were in the end; 0 where nothing ran, whose time says nothing about service times.
+        """
+        state, self._state = self._state, _LEFT
+        if state == _RUNS:
+            self._lane._free(self, tokens)
+        elif state == _WAITS:
+            self._lane._gone(self)
+
+
+class _Free(Place):
+    """The place of everybody in a lane without bound."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.forecast_ns = self.entered_ns = self.started_ns = self.ahead = self.work_ns = 0
+        self._state = _RUNS
+        self.booked = False
+        self.on_turn = self.error = None
+
+    @property
+    def counts(self) -> bool:
+        return False
+
+    def leave(self, tokens: int = 0) -> None:
+        """Nothing to free."""
+
+
+FREE: Place = _Free()
+
+
+class Lane:
+    """The slots of one model, and who waits for them. `slots` 0: no bound, and nothing is counted."""
+
+    def __init__(self, name: str, slots: int, settings: AdmissionSettings, clock_ns: Callable[[], int]) -> None:
+        self.name = name
+        self.slots = slots
+        self.running = 0
+        self.queue = Queue()
+        self.times = ServiceTimes()
+        self._bound_ns = int(settings.forecast_s * 1e9)
+        self.bookings = Bookings(self.queue, settings.bookings, int(settings.booking_lapse_s * 1e9), self._bound_ns)
+        self._most_waiting = settings.queue
+        self._aging = settings.aging
+        self._clock_ns = clock_ns
+        self._runs: set[Place] = set()
+        self._predicted_ns = 0  # of all that run
+        self._left_ns = self._left_at_ns = 0
+        #: Since the start: places that ran, that waited before, that were refused, that were given up while they waited.
+        self.entered = self.waited = self.refused = self.given_up = 0
+        #: How far forecasts were off, as a mean over the newest, in nanoseconds.
+        self.error_ns = 0.0
+
+    # -- in
+
+    def enter(
+        self, key: FlowKey, weight: float, who: str, prompt_tokens: int, answer_tokens: int = 0, *, sort: str = "", deadline_ns: int = 0
+    ) -> Place:
+        """A place that runs or waits. `who`: for whom a place is booked where this one is refused; `sort`: what kind of request it is, for its length
+        class; `deadline_ns`: by this clock, 0 for none.
+
+        Raises Busy where the wait would be too long, for the bound or for the deadline; DeadlineExceeded where that has passed.
+        """
+        if not self.slots:
+            return FREE
+        now_ns = self._clock_ns()
+        if deadline_ns and deadline_ns <= now_ns:
+            raise _too_late()
+        queue = self.queue
+        length_class = self.times.length_class(sort, prompt_tokens, answer_tokens)
+        place = Place(self, queue.flow(key, weight), who, length_class, guess_ns(prompt_tokens, answer_tokens), now_ns, deadline_ns)
+        if self.running < self.slots and not self.bookings.count:  # where a slot is free nothing waits
+            queue.charge(place.flow, place.work_ns)
+            self._start(place, now_ns)
+            return place
+        return self._enter_full(place, now_ns)
+
+    def _enter_full(self, place: Place, now_ns: int) -> Place:
+        """All slots are taken, or places are booked."""
+        queue, bookings, flow = self.queue, self.bookings, place.flow
+        order = place.work_ns + int(self._aging * now_ns)
+        if bookings.count:
+            bookings.look(now_ns)
+            if (booking := bookings.claim(place.who, now_ns)) is not None:
+                place.booked = True
+                order = int(self._aging * min(booking.due_ns, now_ns))  # booked places among each other: by their instant
+            if self.running < self.slots:
+                queue.charge(flow, place.work_ns)
+                self._start(place, now_ns)
+                return place
+        place.order = order
+        place.ahead = queue.waiting
+        ahead = queue.ahead_ns(flow, order)
+        place.forecast_ns = self._forecast_ns(place, ahead, now_ns)
+        if not place.booked and self._with_booked_ns(place, ahead, now_ns) > self._may_wait_ns(place, now_ns):
+            self.refused += 1
+            raise self._busy(place, now_ns)
+        if queue.waiting >= self._most_waiting and not self._make_room(place, now_ns):
+            self.refused += 1
+            raise self._busy(place, now_ns)
+        queue.push(place)
+        if flow.items[-1][2] is not place:
+            self._give_up_last(flow, now_ns)
+        return place
+
+    def _may_wait_ns(self, place: Place, now_ns: int) -> int:
+        deadline_ns = place.deadline_ns
+        return min(self._bound_ns, deadline_ns - now_ns) if deadline_ns else self._bound_ns
+
+    # -- out
+
+    def _free(self, place: Place, tokens: int) -> None:
+        now_ns = self._clock_ns()
+        took_ns = bounded_ns(now_ns - place.started_ns)
+        self.running -= 1
+        self._runs.discard(place)
+        self._predicted_ns -= place.work_ns
+        self._left_ns -= left_ns(place.work_ns, took_ns)
+        flow, queue = place.flow, self.queue
+        flow.running -= 1
+        if tokens > 0:
+            place._length_class.learn(took_ns / place._guess_ns)
+        queue.settle(flow, took_ns - place.work_ns)
+        if queue.waiting:
+            self._dispatch(now_ns)
+        elif not self.running:
+            queue.idle()
+
+    def _gone(self, place: Place) -> None:
+        self.queue.remove(place)
+
+    def resize(self, slots: int) -> None:
+        """The lane has so many slots from now on. Fewer: what runs goes on, and nobody starts until it is below. 0: no bound."""
+        self.slots = max(0, slots)
+        self._dispatch(self._clock_ns())
+
+    # -- the turn
+
+    def _dispatch(self, now_ns: int) -> None:
+        queue = self.queue
+        while queue.waiting and (self.running < self.slots or not self.slots):
+            place = queue.pop()
+            assert isinstance(place, Place), "what waits is a place"
+            if place.deadline_ns and place.deadline_ns <= now_ns:
+                queue.settle(place.flow, -place.work_ns)
+                self._refuse(place, _too_late())
+                continue
+            self.waited += 1
+            self._start(place, now_ns)
+            self.error_ns += (abs(place.waited_ns - place.forecast_ns) - self.error_ns) / min(self.waited, 32)
+            if place.on_turn is not None:
+                place.on_turn()
+
+    def _start(self, place: Place, now_ns: int) -> None:
+        place._state = _RUNS
+        place.started_ns = now_ns
+        place.flow.running += 1
+        self.running += 1
+        self.entered += 1
+        self._runs.add(place)
+        self._predicted_ns += place.work_ns
+        self._left_ns += place.work_ns
+
+    # -- forecasts
+
+    def forecast_ns(self) -> int:
+        """What a newcomer would wait behind all that waits."""
+        if not self.slots or self.running < self.slots:
+            return 0
+        ahead = sum(flow.waiting_ns for flow in self.queue.busy.values())
+        return wait_ns(self.slots, self.running, self._predicted_ns / self.running, self._left(self._clock_ns()), ahead)
+
+    def _forecast_ns(self, place: Place, ahead: float, now_ns: int) -> int:
+        """The wait of a place behind `ahead` nanoseconds of its flow's own work."""
+        flow, slots = place.flow, self.slots
+        ahead += self.queue.rivals_ns(flow, ahead, booked=0.0)
+        wait = wait_ns(slots, self.running, self._predicted_ns / self.running, self._left(now_ns), ahead)
+        soon_ns = self.bookings.soon_ns
+        if not soon_ns or place.booked:
+            return wait
+        # Booked places that become due while it waits come before it, as long as its own work has not aged away: a part of the slots is theirs.
+        part = min(0.99, self.bookings.claimed * soon_ns / (slots * self._bound_ns))
+        return int(min(wait / (1.0 - part), wait + part * place.work_ns / self._aging))
+
+    def _with_booked_ns(self, place: Place, ahead: float, now_ns: int) -> int:
+        """The wait of a place if all that is booked for soon came before it: a newcomer is admitted only where those will not wait for it."""
+        if not self.bookings.soon_ns:
+            return place.forecast_ns
+        claimed = self.bookings.claimed
+        ahead += claimed * place.flow.soon_ns
+        ahead += self.queue.rivals_ns(place.flow, ahead, booked=claimed, soon=True)
+        return wait_ns(self.slots, self.running, self._predicted_ns / self.running, self._left(now_ns), ahead)
+
+    def _left(self, now_ns: int) -> int:
+        """Work of the running that is left."""
+        if now_ns - self._left_at_ns > _LEFT_KEPT_NS or now_ns < self._left_at_ns or self._left_ns < 0:
+            self._left_at_ns = now_ns
+            self._left_ns = sum(left_ns(place.work_ns, max(0, now_ns - place.started_ns)) for place in self._runs)
+        return self._left_ns
+
+    # -- refusals
+
+    def _make_room(self, place: Place, now_ns: int) -> bool:
+        """The queue is full: the last place of the heaviest flow is given up for one of a lighter flow, or for one that comes before it in its own.
+        (Longest queue drop: Suter, Lakshman, Stiliadis and Choudhury, INFOCOM 1998.)"""
+        heaviest, own = self.queue.heaviest(), place.flow
+        last = _last(heaviest) if heaviest is not None else None
+        if heaviest is None or last is None:
+            return False
+        if heaviest is own:
+            better = place.order < last.order
+        else:
+            better = (own.waiting_ns + place.work_ns) / own.weight <= heaviest.waiting_ns / heaviest.weight
+        if better or place.booked:
+            self._give_up(last, now_ns)
+        return better or place.booked
+
+    def _give_up_last(self, flow: Flow, now_ns: int) -> None:
+        """Shorter ones came before a flow's last place; where its wait has thereby grown over the bound, it is told so now, not later."""
+        last = _last(flow)
+        if last is not None and self._forecast_ns(last, flow.waiting_ns - last.work_ns, now_ns) > self._bound_ns:
+            self._give_up(last, now_ns)
+
+    def _give_up(self, place: Place, now_ns: int) -> None:
+        self.queue.remove(place)
+        self.given_up += 1
+        self._refuse(place, self._busy(place, now_ns))
+
+    def _refuse(self, place: Place, error: TidegateError) -> None:
+        place._state = _REFUSED
+        place.error = error
+        place.started_ns = self._clock_ns()
+        if place.on_turn is not None:
+            place.on_turn()
+
+    def _busy(self, place: Place, now_ns: int) -> Busy:
+        """The refusal, with a place booked behind all that waits and is booked."""
+        flow, queue = place.flow, self.queue
+        ahead: float = flow.waiting_ns + flow.booked_ns
+        ahead += queue.rivals_ns(flow, ahead, booked=1.0)
+        wait = bounded_ns((self._left(now_ns) + ahead) / (self.slots * _BOOKED_LOAD))
+        booked = self.bookings.book(flow, place.who, place.work_ns, place.entered_ns, now_ns, now_ns + wait)
+        seconds = wait / 1e9
+        return Busy(
+            f"All {self.slots} slots of {self.name!r} are taken, and the wait would be about {place.forecast_ns / 1e9:.1f} s.",
+            hint=f"Come back in {seconds:.1f} s: a place is booked for this key then." if booked is not None else
+            f"Come back in {seconds:.1f} s; no more places can be booked (admission.bookings).",
+            retry_after_s=seconds,
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """For /health."""
+        return {
+            "slots": self.slots, "running": self.running, "waiting": self.queue.waiting, "booked": self.bookings.count,
+            "forecast_s": round(self.forecast_ns() / 1e9, 3), "forecast_error_s": round(self.error_ns / 1e9, 3), "waited": self.waited,
+            "refused": self.refused, "given_up": self.given_up,
+        }
+
+
+class Gate:
+    """The lanes of a gateway process, by model, and who is in which class."""
+
+    def __init__(
+        self, settings: AdmissionSettings, classes: Mapping[str, ClassSettings] | None = None, clock_ns: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        """Raises SettingsError where somebody is in two classes."""
+        self._settings = settings
+        self._clock_ns = clock_ns
+        self.lanes: dict[str, Lane] = {}
+        self._weights = {STANDARD: 1.0} | {name: one.weight for name, one in (classes or {}).items()}
+        self._of_key: dict[str, str] = {}
+        self._of_tenant: dict[str, str] = {}
+        self._of_capability: dict[str, str] = {}
+        for name, one in (classes or {}).items():
+            for known, members, what in (
+                (self._of_key, one.keys, "keys"), (self._of_tenant, one.tenants, "tenants"), (self._of_capability, one.capabilities, "capabilities"),
+            ):  # fmt: skip
+                for member in members:
+                    if known.setdefault(member, name) != name:
+                        raise SettingsError(
+                            f"{member!r} is in the classes {known[member]!r} and {name!r}.", hint=f"Leave it in one of the lists classes.NAME.{what}."
+                        )
+
+    def open(self, models: Iterable[str], slots: int) -> Lane:
+        """One lane for these models."""
+        names = list(models)
+        lane = Lane(names[0], slots, self._settings, self._clock_ns)
+        for name in names:
+            self.lanes[name] = lane
+        return lane
+
+    def enter(
+        self, model: str, caller: Caller, *, prompt_tokens: int, answer_tokens: int = 0, capability: str = "", deadline_ns: int = 0
+    ) -> Place:
+        """A place in the model's lane; FREE where nothing bounds it. Raises as Lane.enter does."""
+        lane = self.lanes.get(model)
+        if lane is None or not lane.slots:
+            return FREE
+        name = self._class_of(caller, capability)
+        return lane.enter(
+            (name, caller.tenant), self._weights[name], caller.key_id, prompt_tokens, answer_tokens, sort=capability, deadline_ns=deadline_ns
+        )
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """By lane, those that have a bound."""
+        return {lane.name: lane.figures() for lane in dict.fromkeys(self.lanes.values()) if lane.slots}
+
+    def _class_of(self, caller: Caller, capability: str) -> str:
+        return (
+            self._of_key.get(caller.key_id) or self._of_tenant.get(caller.tenant) or (self._of_capability.get(capability) if capability else None)
+            or STANDARD
+        )
+
+
+def _last(flow: Flow) -> Place | None:
+    """The flow's last place that may be given up: a booked one holds."""
+    for _, _, item in reversed(flow.items[-_LOOK_BACK:]):
+        if isinstance(item, Place) and not item.booked:
+            return item
+    return None
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("The request's time was used up before its turn came.", hint="Raise server.deadline_s, or ask when less is going on.")

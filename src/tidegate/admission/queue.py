@@ -1,0 +1,216 @@
+"""Whose turn it is: weighted fair queueing between flows, the shortest predicted work first inside a flow.
+
+Between flows: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) for several servers, SFQ(D) (Jin, Chase and Kaur, SIGMETRICS 2004).
+A flow is a tenant in a class. When a flow begins to wait its start tag is the larger of the virtual time and its own last finish tag; the
+waiting flow with the smallest start tag is served; virtual time is the start tag last served; finish = start + work / weight. Work is predicted
+time of a slot, and corrected with the true time when the slot is free again, so that nobody gains by what was predicted wrongly.
+
+Inside a flow: dynamic priorities whose urgency grows alike for all (Jackson, Naval Research Logistics Quarterly 7, 1960). With work w, arrival t
+and aging a the order is that of w - a * (now - t); as `now` is the same for all, that is the order of w + a * t, which never changes while
+somebody waits. Whoever comes after t + w / a stands behind, so nobody starves; equal keys are first in, first out.
+
+Pure: no clock of its own, no I/O.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from itertools import islice
+
+FlowKey = tuple[str, str]
+
+#: Flows that are looked at one by one; of more a part is looked at, so that no number of tenants makes a request dear.
+LOOK_AT = 64
+#: Flows that are kept before those that virtual time has passed are forgotten.
+_MOST_FLOWS = 512
+
+
+class Flow:
+    """A tenant in a class. Tags are virtual nanoseconds; `waiting_ns` and `booked_ns` are work; `soon_ns` is the booked work that is due soon."""
+
+    __slots__ = ("booked_ns", "finish", "items", "key", "running", "soon_ns", "start", "version", "waiting_ns", "weight", "works")
+
+    def __init__(self, key: FlowKey, weight: float) -> None:
+        self.key = key
+        self.weight = weight
+        self.start = self.finish = 0.0
+        self.version = 0  # 0: nothing waits; else the number of its entry in the heap, older entries are void
+        self.items: list[tuple[int, int, Item]] = []  # (key, number, item), in order
+        self.works: list[int] = []  # the items' work, in the same order
+        self.waiting_ns = self.booked_ns = self.soon_ns = 0
+        self.running = 0
+
+
+class Item:
+    """What waits: `work_ns` predicted nanoseconds of a slot; `order` is its key inside the flow and `number` its place among equals."""
+
+    __slots__ = ("flow", "number", "order", "work_ns")
+
+    flow: Flow
+    work_ns: int
+    order: int
+    number: int
+
+
+class Queue:
+    """Flows and what waits in them."""
+
+    def __init__(self) -> None:
+        self.flows: dict[FlowKey, Flow] = {}
+        #: Flows with anything that waits or is booked.
+        self.busy: dict[FlowKey, Flow] = {}
+        self.waiting = 0
+        self.virtual = 0.0
+        self._heap: list[tuple[float, int, Flow]] = []
+        self._version = 0
+        self._number = 0
+        self._last_finish = 0.0
+        self._forget_at = _MOST_FLOWS
+
+    def flow(self, key: FlowKey, weight: float) -> Flow:
+        """The flow of this key; a weight that has changed counts from now on."""
+        flow = self.flows.get(key)
+        if flow is None:
+            if len(self.flows) >= self._forget_at:
+                self._forget()
+            flow = self.flows[key] = Flow(key, weight)
+            flow.finish = self.virtual
+        else:
+            flow.weight = weight
+        return flow
+
+    # -- in and out
+
+    def push(self, item: Item) -> None:
+        """Let an item wait. It has its flow, work and order."""
+        flow = item.flow
+        self._number += 1
+        item.number = self._number
+        at = bisect_right(flow.items, (item.order, item.number))
+        flow.items.insert(at, (item.order, item.number, item))
+        flow.works.insert(at, item.work_ns)
+        flow.waiting_ns += item.work_ns
+        self.waiting += 1
+        if not flow.version:
+            self.busy[flow.key] = flow
+            self._enqueue(flow, self.tag(flow))
+
+    def pop(self) -> Item | None:
+        """Take out whose turn it is, and charge its flow; None where nothing waits."""
+        heap = self._heap
+        while heap:
+            _, version, flow = heapq.heappop(heap)
+            if version != flow.version:
+                continue
+            item = flow.items.pop(0)[2]
+            del flow.works[0]
+            self._left(flow, item)
+            self.virtual = flow.start
+            flow.finish = finish = flow.start + item.work_ns / flow.weight
+            if finish > self._last_finish:
+                self._last_finish = finish
+            if flow.items:
+                self._enqueue(flow, finish)
+            return item
+        return None
+
+    def remove(self, item: Item) -> None:
+        """Take out an item that waits, before its turn."""
+        flow = item.flow
+        at = bisect_right(flow.items, (item.order, item.number)) if flow.items else 0
+        if at >= len(flow.items) or flow.items[at][2] is not item:
+            raise KeyError("the item does not wait")
+        del flow.items[at], flow.works[at]
+        self._left(flow, item)
+
+    def charge(self, flow: Flow, work_ns: int) -> None:
+        """Something of the flow is served at once, without having waited. Only where nothing waits."""
+        self.virtual = start = self.tag(flow)
+        flow.finish = finish = start + work_ns / flow.weight
+        if finish > self._last_finish:
+            self._last_finish = finish
+
+    def idle(self) -> None:
+        """Nothing waits and nothing is served: virtual time goes on to the last finish tag, so that no flow owes for what harmed nobody."""
+        self.virtual = max(self.virtual, self._last_finish)
+
+    def settle(self, flow: Flow, more_ns: int) -> None:
+        """What was charged took `more_ns` more, or less where negative."""
+        virtual = self.virtual
+        finish = flow.finish + more_ns / flow.weight
+        flow.finish = finish if finish > virtual else virtual
+        if flow.version:
+            self._enqueue(flow, max(virtual, flow.start + more_ns / flow.weight))
+
+    # -- looking ahead
+
+    def tag(self, flow: Flow) -> float:
+        """The start tag of the flow's next item."""
+        if flow.version:
+            return flow.start
+        return flow.finish if flow.finish > self.virtual else self.virtual
+
+    def ahead_ns(self, flow: Flow, order: int) -> int:
+        """Work that waits in the flow before a newcomer of this order."""
+        at = bisect_right(flow.items, (order, self._number + 1))
+        return flow.waiting_ns if at == len(flow.items) else sum(flow.works[:at])
+
+    def rivals_ns(self, flow: Flow, ahead_ns: float, *, booked: float, soon: bool = False) -> float:
+        """Work of the other flows that is served before the flow has been served `ahead_ns`: what waits, and the share `booked` of what is booked,
+        or booked for `soon`. Fluid (each flow's share at every instant), as in generalised processor sharing."""
+        busy = self.busy
+        if len(busy) < 2 and (not busy or flow.key in busy):
+            return 0.0
+        until = self.tag(flow) + ahead_ns / flow.weight
+        virtual, total, looked = self.virtual, 0.0, 0
+        for other in islice(busy.values(), LOOK_AT):
+            if other is flow:
+                continue
+            looked += 1
+            start = other.start if other.version else max(other.finish, virtual)
+            if start < until:
+                wants = other.waiting_ns + booked * (other.soon_ns if soon else other.booked_ns)
+                gets = (until - start) * other.weight
+                total += wants if wants < gets else gets
+        others = len(busy) - (flow.key in busy)
+        return total * others / looked if looked else 0.0
+
+    def heaviest(self) -> Flow | None:
+        """The flow with the most waiting work for its weight: whose last place is given up where the queue is full."""
+        flows = [flow for flow in islice(self.busy.values(), LOOK_AT) if flow.items]
+        return max(flows, key=lambda flow: flow.waiting_ns / flow.weight, default=None)
+
+    def booked(self, flow: Flow, work_ns: int) -> None:
+        """A place of this work was booked for the flow, or given up where negative."""
+        flow.booked_ns += work_ns
+        if flow.booked_ns or flow.items:
+            self.busy[flow.key] = flow
+        else:
+            self.busy.pop(flow.key, None)
+
+    # --
+
+    def _enqueue(self, flow: Flow, start: float) -> None:
+        self._version += 1
+        flow.start, flow.version = start, self._version
+        heapq.heappush(self._heap, (start, self._version, flow))
+        if len(self._heap) > 4 * len(self.busy) + 64:  # void entries are dropped where they come up, and here
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].version]
+            heapq.heapify(self._heap)
+
+    def _left(self, flow: Flow, item: Item) -> None:
+        flow.waiting_ns -= item.work_ns
+        self.waiting -= 1
+        if not flow.items:
+            flow.version = 0
+            if not flow.booked_ns:
+                del self.busy[flow.key]
+
+    def _forget(self) -> None:
+        """A flow that virtual time has passed says nothing any more: it would begin anew at the same tag."""
+        virtual = self.virtual
+        self.flows = {
+            key: flow for key, flow in self.flows.items() if flow.items or flow.running or flow.booked_ns or flow.finish > virtual
+        }
+        self._forget_at = max(_MOST_FLOWS, 2 * len(self.flows))
