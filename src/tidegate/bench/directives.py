@@ -35,6 +35,7 @@ FAULTS: dict[str, str] = {
     "surrogates": "each token of a stream begins with half a surrogate pair",
     "rate_limit": "429 with Retry-After: 7",
     "server_error": "500",
+    "oom": "500 CUDA out of memory, as vLLM says it",
     "overloaded": "503 with a plain text body",
     "context": "400 context_length_exceeded, as OpenAI says it",
     "context_llama": "400 exceed_context_size_error, as llama.cpp says it",

@@ -584,6 +584,7 @@ def _error(status: int, message: str, *headers: bytes, **more: Any) -> bytes:
 _REFUSALS = {
     "rate_limit": _error(429, "slow down", b"retry-after: 7", type="rate_limit", code="rate_limit_exceeded"),
     "server_error": _error(500, "boom", type="server_error"),
+    "oom": _error(500, "CUDA out of memory. Tried to allocate 2.00 GiB.", type="InternalServerError", param=None, code=500),
     "overloaded": _response(503, b"text/plain", b"overloaded, come back later"),
     "refuse_key": _error(401, "no such key", type="invalid_request_error", code="invalid_api_key"),
     "context": _error(
