@@ -40,7 +40,7 @@ class Booking:
 
 
 class Bookings:
-    """All bookings of a lane. `claimed`: the share that was claimed lately; `lapsed`: how many were not; `soon_ns`: work that is due soon."""
+    """All bookings of a lane. `claimed`: the share that was claimed lately; `lapsed`: how many were not."""
 
     def __init__(self, queue: Queue, most: int, lapse_ns: int, soon_ns: int) -> None:
         """`most`: of one flow; `lapse_ns`: how long a place is held behind its instant; `soon_ns`: what is due within it comes before newcomers."""
@@ -53,7 +53,7 @@ class Bookings:
         self._of_key: dict[str, list[tuple[int, int, Booking]]] = {}
         self._far: list[tuple[int, int, Booking]] = []  # by their instant
         self._soon: list[tuple[int, int, Booking]] = []  # by when they lapse
-        self.count = self.lapsed = self.soon_ns = 0
+        self.count = self.lapsed = 0
         self.claimed = 1.0
 
     def look(self, now_ns: int) -> None:
@@ -63,8 +63,7 @@ class Bookings:
             _, number, booking = heapq.heappop(far)
             if booking.open:
                 booking.soon = True
-                booking.flow.soon_ns += booking.work_ns
-                self.soon_ns += booking.work_ns
+                self._queue.due_soon(booking.flow, booking.work_ns)
                 heapq.heappush(soon, (booking.lapses_ns, number, booking))
         while soon and soon[0][0] < now_ns:
             booking = heapq.heappop(soon)[2]
@@ -112,8 +111,7 @@ class Bookings:
         booking.open = False
         flow = booking.flow
         if booking.soon:
-            flow.soon_ns -= booking.work_ns
-            self.soon_ns -= booking.work_ns
+            self._queue.due_soon(flow, -booking.work_ns)
         self._queue.booked(flow, -booking.work_ns)
         self.count -= 1
         left = self._of_flow[flow] - 1

@@ -41,12 +41,15 @@ class LengthClass:
 
     def learn(self, factor: float) -> None:
         """A request took `factor` times the plain guess."""
-        one: LengthClass | None = self
-        while one is not None:
-            if one.seen < _NEWEST:
-                one.seen += 1
-            one.factor += (factor - one.factor) / (one.seen + _PRIOR if one.parent is not None else one.seen)
-            one = one.parent
+        seen = self.seen
+        if seen < _NEWEST:
+            self.seen = seen = seen + 1
+        parent = self.parent
+        if parent is None:
+            self.factor += (factor - self.factor) / seen
+        else:
+            self.factor += (factor - self.factor) / (seen + _PRIOR)
+            parent.learn(factor)
 
 
 class ServiceTimes:
@@ -59,7 +62,10 @@ class ServiceTimes:
 
     def length_class(self, sort: str, prompt_tokens: int, answer_tokens: int) -> LengthClass:
         """The class of a request; `answer_tokens`: the most that may be answered, 0 where that is not told."""
-        key = (sort, half_octave(prompt_tokens), half_octave(answer_tokens))
+        key = (
+            sort, _HALF_OCTAVES[prompt_tokens] if 0 <= prompt_tokens < 4096 else half_octave(prompt_tokens),
+            _HALF_OCTAVES[answer_tokens] if 0 <= answer_tokens < 4096 else half_octave(answer_tokens),
+        )  # fmt: skip
         found = self._classes.get(key)
         return found if found is not None else self._open(key)
 
@@ -81,6 +87,9 @@ def half_octave(tokens: int) -> int:
         return 0
     bits = tokens.bit_length()
     return bits << 1 | (tokens >> (bits - 2)) & 1
+
+
+_HALF_OCTAVES = [half_octave(tokens) for tokens in range(4096)]
 
 
 def guess_ns(prompt_tokens: int, answer_tokens: int) -> int:

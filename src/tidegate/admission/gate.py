@@ -248,15 +248,14 @@ class Lane:
         """What a newcomer would wait behind all that waits."""
         if not self.slots or self.running < self.slots:
             return 0
-        ahead = sum(flow.waiting_ns for flow in self.queue.busy.values())
-        return wait_ns(self.slots, self.running, self._predicted_ns / self.running, self._left(self._clock_ns()), ahead)
+        return wait_ns(self.slots, self.running, self._predicted_ns / self.running, self._left(self._clock_ns()), self.queue.work_ns)
 
     def _forecast_ns(self, place: Place, ahead: float, now_ns: int) -> int:
         """The wait of a place behind `ahead` nanoseconds of its flow's own work."""
         flow, slots = place.flow, self.slots
         ahead += self.queue.rivals_ns(flow, ahead, booked=0.0)
         wait = wait_ns(slots, self.running, self._predicted_ns / self.running, self._left(now_ns), ahead)
-        soon_ns = self.bookings.soon_ns
+        soon_ns = self.queue.soon_ns
         if not soon_ns or place.booked:
             return wait
         # Booked places that become due while it waits come before it, as long as its own work has not aged away: a part of the slots is theirs.
@@ -265,7 +264,7 @@ class Lane:
 
     def _with_booked_ns(self, place: Place, ahead: float, now_ns: int) -> int:
         """The wait of a place if all that is booked for soon came before it: a newcomer is admitted only where those will not wait for it."""
-        if not self.bookings.soon_ns:
+        if not self.queue.soon_ns:
             return place.forecast_ns
         claimed = self.bookings.claimed
         ahead += claimed * place.flow.soon_ns
@@ -298,6 +297,8 @@ class Lane:
 
     def _give_up_last(self, flow: Flow, now_ns: int) -> None:
         """Shorter ones came before a flow's last place; where its wait has thereby grown over the bound, it is told so now, not later."""
+        if self._left(now_ns) + self.queue.work_ns <= self._bound_ns * self.slots:  # even the last of all will be served in time
+            return
         last = _last(flow)
         if last is not None and self._forecast_ns(last, flow.waiting_ns - last.work_ns, now_ns) > self._bound_ns:
             self._give_up(last, now_ns)

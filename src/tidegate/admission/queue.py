@@ -20,8 +20,8 @@ from itertools import islice
 
 FlowKey = tuple[str, str]
 
-#: Flows that are looked at one by one; of more a part is looked at, so that no number of tenants makes a request dear.
-LOOK_AT = 64
+#: Flows that are looked at one by one; of more it is these that stand for all, so that no number of tenants makes a request dear.
+LOOK_AT = 16
 #: Flows that are kept before those that virtual time has passed are forgotten.
 _MOST_FLOWS = 512
 
@@ -61,6 +61,7 @@ class Queue:
         #: Flows with anything that waits or is booked.
         self.busy: dict[FlowKey, Flow] = {}
         self.waiting = 0
+        self.work_ns = self.booked_ns = self.soon_ns = 0  # of all flows: what waits, is booked, is booked for soon
         self.virtual = 0.0
         self._heap: list[tuple[float, int, Flow]] = []
         self._version = 0
@@ -91,6 +92,7 @@ class Queue:
         flow.items.insert(at, (item.order, item.number, item))
         flow.works.insert(at, item.work_ns)
         flow.waiting_ns += item.work_ns
+        self.work_ns += item.work_ns
         self.waiting += 1
         if not flow.version:
             self.busy[flow.key] = flow
@@ -163,18 +165,23 @@ class Queue:
         if len(busy) < 2 and (not busy or flow.key in busy):
             return 0.0
         until = self.tag(flow) + ahead_ns / flow.weight
-        virtual, total, looked = self.virtual, 0.0, 0
+        virtual = self.virtual
+        looked = before = 0.0
         for other in islice(busy.values(), LOOK_AT):
-            if other is flow:
-                continue
-            looked += 1
-            start = other.start if other.version else max(other.finish, virtual)
-            if start < until:
-                wants = other.waiting_ns + booked * (other.soon_ns if soon else other.booked_ns)
-                gets = (until - start) * other.weight
-                total += wants if wants < gets else gets
-        others = len(busy) - (flow.key in busy)
-        return total * others / looked if looked else 0.0
+            if other is not flow:
+                wants: float = other.waiting_ns
+                if booked:
+                    wants += booked * (other.soon_ns if soon else other.booked_ns)
+                looked += wants
+                gets = (until - (other.start if other.version else other.finish if other.finish > virtual else virtual)) * other.weight
+                if gets > 0.0:
+                    before += wants if wants < gets else gets
+        if len(busy) <= LOOK_AT or not looked:
+            return before
+        wants = self.work_ns - flow.waiting_ns
+        if booked:
+            wants += booked * (self.soon_ns - flow.soon_ns if soon else self.booked_ns - flow.booked_ns)
+        return before * wants / looked
 
     def heaviest(self) -> Flow | None:
         """The flow with the most waiting work for its weight: whose last place is given up where the queue is full."""
@@ -184,10 +191,16 @@ class Queue:
     def booked(self, flow: Flow, work_ns: int) -> None:
         """A place of this work was booked for the flow, or given up where negative."""
         flow.booked_ns += work_ns
+        self.booked_ns += work_ns
         if flow.booked_ns or flow.items:
             self.busy[flow.key] = flow
         else:
             self.busy.pop(flow.key, None)
+
+    def due_soon(self, flow: Flow, work_ns: int) -> None:
+        """A booked place of this work will be due soon, or no longer is one where negative."""
+        flow.soon_ns += work_ns
+        self.soon_ns += work_ns
 
     # --
 
@@ -201,6 +214,7 @@ class Queue:
 
     def _left(self, flow: Flow, item: Item) -> None:
         flow.waiting_ns -= item.work_ns
+        self.work_ns -= item.work_ns
         self.waiting -= 1
         if not flow.items:
             flow.version = 0
