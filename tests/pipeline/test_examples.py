@@ -21,7 +21,7 @@ def cases(path: str) -> list[dict[str, Any]]:
 
 
 def render(capability: Capability, input: dict[str, Any], passages: list[dict[str, Any]] | None = None) -> tuple[str, str]:
-    context = capability.template.new_context({"input": input, "passages": passages or []})
+    context = capability.template.new_context({"input": input, "passages": passages or [], "searched": True, "rung": "full"})
     system, user = ("".join(capability.template.blocks[role](context)).strip() for role in ("system", "user"))
     return system, user
 
@@ -109,6 +109,32 @@ def test_without_a_passage_the_model_does_not_see_the_question() -> None:
     system, user = render(ALL["support/answer"], {"question": "What is the capital of France?"})
     assert "France" not in system + user
     assert "do not answer" in user
+
+
+def test_documents_that_were_not_searched_are_not_said_to_be_silent() -> None:
+    """Without retrieval the prompt says nothing of what the documents hold, and the model does not see the question."""
+    template = ALL["support/answer"].template
+    context = template.new_context({"input": {"question": "The capital?"}, "passages": [], "searched": False, "rung": "no_retrieval"})
+    user = "".join(template.blocks["user"](context))
+    assert "0800 555 0100" in user
+    assert "documents" not in user
+    assert "capital" not in user
+
+
+def test_the_faq_answers_rightly_or_not_at_all() -> None:
+    """Of all example questions: where an entry fits, its answer holds what the documents say; and one in ten finds an entry."""
+    faq = ALL["support/answer"].faq
+    assert faq is not None
+    questions = [json.loads(line) for line in (FOLDER.parent / "questions.jsonl").read_text("utf-8").splitlines()]
+    found = [(one, faq.entries[number].output["answer"]) for one in questions if (number := faq.find(one["question"])) is not None]
+    assert len(found) >= len(questions) / 10
+    assert [one["question"] for one, answer in found if one["answer"].replace(" ", "") not in answer.replace(" ", "")] == []
+
+
+def test_every_example_ends_with_a_message() -> None:
+    """Whatever fails, users read words of the business, and systems a code of its own."""
+    for capability in ALL.values():
+        assert capability.manifest.ladder[-1].rung == "message"
 
 
 def test_one_capability_loads_alone() -> None:

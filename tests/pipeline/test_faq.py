@@ -22,6 +22,7 @@ keywords = ["report*", "loss", "car|vehicle"]
 output = { answer = "Within 7 days." }
 [[entry]]
 keywords = ["no claims"]
+unless = ["abroad"]
 output = { answer = "Ten years." }
 [[entry]]
 keywords = ["报案"]
@@ -45,6 +46,7 @@ def faq(tmp_path: Path, text: str = FILE) -> Faq:
         ("A report about floss", None),
         ("Is a loss covered?", None),
         ("no  claims\tbonus", 2),
+        ("no claims bonus abroad", None),
         ("车险出险后多长时间内要报案？", 3),
         ("", None),
     ],

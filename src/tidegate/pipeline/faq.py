@@ -1,9 +1,10 @@
 """Answers to frequent questions, found by keywords: written by people, so certain, and they need no engine and no database.
 
-    [defaults]                         fields that every output has
+    [defaults]                                        fields that every output has
     [[entry]]
     keywords = ["report*|notif*", "car|vehicle"]      each must be in the question; `|` parts alternatives, `*` stands for any ending
-    output = { answer = "..." }        the business fields, as the output contract has them
+    unless = ["abroad"]                               none may be in it
+    output = { answer = "..." }                       the business fields, as the output contract has them
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class FaqEntry(Section):
     """One answer and the words that ask for it."""
 
     keywords: list[str] = Field(min_length=1, max_length=16)
+    unless: list[str] = Field(default_factory=list, max_length=16)
     output: dict[str, Any]
 
 
@@ -40,10 +42,15 @@ class FaqFile(Section):
 
 
 class Entry(NamedTuple):
-    """An answer as it leaves, and a pattern for each of its keywords."""
+    """An answer as it leaves, and a pattern for each of its keywords, and for those that forbid it."""
 
     patterns: tuple[re.Pattern[str], ...]
+    unless: tuple[re.Pattern[str], ...]
     output: dict[str, Any]
+
+    def fits(self, text: str) -> bool:
+        """`text` is in its normal form."""
+        return all(pattern.search(text) for pattern in self.patterns) and not any(pattern.search(text) for pattern in self.unless)
 
 
 class Faq:
@@ -58,7 +65,7 @@ class Faq:
         """
         text, best, most = _normal(question), None, 0
         for number, entry in enumerate(self.entries):
-            if len(entry.patterns) > most and all(pattern.search(text) for pattern in entry.patterns):
+            if len(entry.patterns) > most and entry.fits(text):
                 best, most = number, len(entry.patterns)
         return best
 
@@ -75,9 +82,13 @@ def read_faq(file: Path) -> Faq:
         first = error.errors()[0]
         raise SettingsError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}.", hint="docs/ladder.md shows such a file.") from None
     return Faq([
-        Entry(tuple(_pattern(file, number, keyword) for keyword in one.keywords), {**said.defaults, **one.output})
+        Entry(_patterns(file, number, one.keywords), _patterns(file, number, one.unless), {**said.defaults, **one.output})
         for number, one in enumerate(said.entry, 1)
     ])
+
+
+def _patterns(file: Path, number: int, keywords: Sequence[str]) -> tuple[re.Pattern[str], ...]:
+    return tuple(_pattern(file, number, keyword) for keyword in keywords)
 
 
 def _pattern(file: Path, number: int, keyword: str) -> re.Pattern[str]:
