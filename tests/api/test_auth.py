@@ -104,10 +104,12 @@ async def test_a_spoilt_snapshot_is_left_out(tmp_path: Path) -> None:
         ([(b"authorization", b"Bearer tg_x")], "tg_x"),
         ([(b"authorization", b"bearer  tg_x ")], "tg_x"),
         ([(b"x-api-key", b"tg_x")], "tg_x"),
+        ([(b"x-api-key", b"tg_x"), (b"authorization", b"Basic a proxy's own")], "tg_x"),
+        ([(b"x-api-key", b"other"), (b"authorization", b"Bearer tg_x")], "tg_x"),
         ([(b"host", b"x")], None),
         ([(b"authorization", b"Bearer \xff")], "\xff"),
     ],
 )
 def test_where_a_key_may_stand(headers: list[tuple[bytes, bytes]], key: str | None) -> None:
     """Both headers, any case of the scheme, any bytes."""
-    assert presented_key(headers) == key
+    assert presented_key(dict(headers)) == key

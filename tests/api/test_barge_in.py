@@ -280,10 +280,10 @@ def test_any_name_of_up_to_200_characters_is_taken(name: bytes) -> None:
     """A name is bytes of the caller's; only its length is judged."""
     text = name.decode("utf-8", "surrogateescape")
     if 1 <= len(text) <= MOST_CHARS:
-        assert named_conversation([(b"x-tidegate-conversation", name)]) == (text, None)
+        assert named_conversation({b"x-tidegate-conversation": name}) == (text, None)
     else:
         with pytest.raises(BadRequest):
-            named_conversation([(b"x-tidegate-conversation", name)])
+            named_conversation({b"x-tidegate-conversation": name})
 
 
 def test_a_capability_may_barge_in_by_itself(tmp_path: Path) -> None:

@@ -49,6 +49,17 @@ async def test_a_head_without_a_body_leaves_at_once() -> None:
     assert recorder.written == [HEAD]
 
 
+async def test_what_is_whole_leaves_at_once() -> None:
+    """A head that has its body with it does not wait for the end of the turn, and never overtakes one that waits."""
+    recorder = Recorder()
+    corked = Corked(recorder, asyncio.get_running_loop())  # type: ignore[arg-type]
+    corked.pass_on(HEAD + b"body")
+    assert recorder.written == [HEAD + b"body"]
+    corked.write(HEAD)
+    corked.pass_on(HEAD + b"next")
+    assert recorder.written[1:] == [HEAD + HEAD + b"next"]
+
+
 async def test_closing_loses_nothing() -> None:
     """A held head is written before the connection closes; the rest of the transport is the real one."""
     recorder = Recorder()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -159,15 +160,16 @@ class KeyRing:
         return Unauthorized("This API key is not known.", hint="Create one with `tidegate keys create`, or check for a revoked or cut key.")
 
 
-def presented_key(headers: list[tuple[bytes, bytes]]) -> str | None:
-    """The key in `Authorization: Bearer KEY` or `X-API-Key: KEY`; None where there is none. Raises Unauthorized for another scheme."""
-    for name, value in headers:
-        if name == b"authorization":
-            if value[:7].lower() == b"bearer " and len(value) > 7:
-                return value[7:].strip().decode("latin-1")
-            raise Unauthorized("The Authorization header is not `Bearer KEY`.", hint="Send the header `Authorization: Bearer KEY`.")
-        if name == b"x-api-key":
-            return value.decode("latin-1")
+def presented_key(headers: Mapping[bytes, bytes]) -> str | None:
+    """The key in `Authorization: Bearer KEY` or else in `X-API-Key: KEY`; None where there is none. Raises Unauthorized for another scheme alone."""
+    value = headers.get(b"authorization")
+    if value is not None and value[:7].lower() == b"bearer " and len(value) > 7:
+        return value[7:].strip().decode("latin-1")
+    key = headers.get(b"x-api-key")
+    if key is not None:
+        return key.decode("latin-1")
+    if value is not None:
+        raise Unauthorized("The Authorization header is not `Bearer KEY`.", hint="Send the header `Authorization: Bearer KEY`.")
     return None
 
 

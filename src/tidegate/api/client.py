@@ -12,6 +12,7 @@ from tidegate.api.coalesce import coalesce
 from tidegate.api.connection import COMMENT, CONTINUE, Connection
 from tidegate.api.response import cycle_of, write_head, write_last, write_piece
 from tidegate.api.settings import StreamSettings
+from tidegate.api.turn import Turn
 from tidegate.core.flight import Flight
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -44,7 +45,7 @@ class Client:
         self._send = send
         self._streams = streams
         self._cycle = cycle = cycle_of(send)
-        connection = getattr(cycle.on_response, "__self__", None) if cycle is not None else None
+        connection = cycle.connection if type(cycle) is Turn else getattr(cycle.on_response, "__self__", None) if cycle is not None else None
         self._connection = connection if isinstance(connection, Connection) else None
 
     def _open(self, piece: bytes, headers: Sequence[Header]) -> Awaitable[None] | None:

@@ -13,7 +13,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tidegate.api.errors import error_bytes
-from tidegate.api.turn import Turn, small
+from tidegate.api.turn import Turn
 from tidegate.api.websocket_connection import serve_socket
 from tidegate.core.errors import BadRequest, HeadTooLarge, TidegateError
 from tidegate.core.flight import new_flight_id
@@ -70,6 +70,12 @@ class Corked:
             self._head = data
             self._loop.call_soon(self._uncork)
             return
+        self._transport.write(data)
+
+    def pass_on(self, data: bytes) -> None:
+        """What has nothing to wait for: a head with its body, a piece of a stream."""
+        if self._head:
+            data, self._head = self._head + data, b""
         self._transport.write(data)
 
     @property
@@ -257,13 +263,13 @@ class Connection(HttpToolsProtocol):
         if (cycle is not None and not cycle.response_complete) or parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
             return False
         self.cycle = turn = Turn(self, self.url.decode("ascii"), self.headers, keep_alive=parser.should_keep_alive())
-        if not small(self.headers):
+        if not turn.small:
             self._begin(turn)
         return True
 
     def _begin(self, turn: Turn) -> None:
         turn.begun = True
-        task = self.loop.create_task(self._hot[self.url](turn))
+        turn.task = task = self.loop.create_task(self._hot[self.url](turn))
         self.tasks.add(task)
         task.add_done_callback(self._ended)
 

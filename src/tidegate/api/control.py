@@ -71,8 +71,7 @@ def _routes(deps: ControlDeps) -> APIRouter:
     router = APIRouter()
 
     async def caller(request: Request) -> Caller:
-        headers = request.scope["headers"]
-        key = presented_key(headers)
+        key = presented_key(dict(request.scope["headers"]))
         if key is not None:
             return await deps.keys.look_up(key)
         found = session_caller(request.headers.get("cookie", ""), deps.secret)

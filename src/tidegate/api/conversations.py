@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from tidegate.core.errors import BadRequest
@@ -58,14 +59,9 @@ class Conversations:
             del self._running[key]
 
 
-def named_conversation(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool | None] | None:
+def named_conversation(headers: Mapping[bytes, bytes]) -> tuple[str, bool | None] | None:
     """The conversation's name, and whether it is a barge-in (None: not said); None where no header names one. Raises BadRequest."""
-    name = wanted = None
-    for header, value in headers:
-        if header == CONVERSATION:
-            name = value
-        elif header == BARGE_IN:
-            wanted = value
+    name, wanted = headers.get(CONVERSATION), headers.get(BARGE_IN)
     if name is None and wanted is None:
         return None
     if wanted is not None and wanted not in _YES_NO:

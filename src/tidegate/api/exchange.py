@@ -23,6 +23,7 @@ from tidegate.api.client import Send as Send
 from tidegate.api.conversations import Conversations, Key, named_conversation
 from tidegate.api.errors import error_body, error_bytes, error_headers
 from tidegate.api.events import usage_fields
+from tidegate.api.notes import note_headers
 from tidegate.api.page.session import same_origin, session_caller
 from tidegate.api.replay import KeptStream, KeptStreams, Reader
 from tidegate.api.response import write_last, write_piece, write_whole
@@ -125,10 +126,13 @@ class Exchange(Client):
         self.scope = scope
         self._fast = cycle = self._cycle  # where a piece may be written at once: not to a stream that is kept
         self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes]  # by lower-case names
         if type(cycle) is Turn:
+            self.headers = cycle.headers
             self.flight = Flight(self.path, cycle.began_ns)
             self.flight.lap("read")
         else:
+            self.headers = dict(scope["headers"])
             self.flight = Flight(self.path[:MOST_NAME_CHARS])
 
     # -- in
@@ -139,9 +143,8 @@ class Exchange(Client):
 
     async def caller(self) -> Caller:
         """Who asks: an API key, or the page's session for requests of the page itself."""
-        headers = self.scope["headers"]
-        key = presented_key(headers)
-        caller = self._session(headers) if key is None else self.house.keys.known(key)
+        key = presented_key(self.headers)
+        caller = self._session() if key is None else self.house.keys.known(key)
         if caller is None:
             assert key is not None, "a session is a caller or an error"
             caller = await self.house.keys.look_up(key)
@@ -150,8 +153,8 @@ class Exchange(Client):
         flight.lap("auth")
         return caller
 
-    def _session(self, headers: list[Header]) -> Caller:
-        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+    def _session(self) -> Caller:
+        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers.items()}
         session = session_caller(found.get("cookie", ""), self.house.secret)
         caller = self.house.keys.by_id(session.key_id) if session is not None else None
         if caller is None:
@@ -169,9 +172,8 @@ class Exchange(Client):
                 raise self._too_large(limit)
             self.flight.request_sha256 = hashlib.sha256(whole).hexdigest()
             return whole
-        for name, value in self.scope["headers"]:
-            if name == b"content-length" and int(value) > limit:
-                raise self._too_large(limit)
+        if int(self.headers.get(b"content-length", 0)) > limit:
+            raise self._too_large(limit)
         message = await self._receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
@@ -205,7 +207,8 @@ class Exchange(Client):
         """From now on the request is told when its client leaves, and ends as its policy says. Raises ClientGone where it has left already."""
         if self.superseded_by:
             raise Superseded(self.superseded_by)
-        self._task = asyncio.current_task()
+        cycle = self._cycle
+        self._task = (cycle.task if type(cycle) is Turn else None) or asyncio.current_task()
         connection = self._connection
         if connection is None:  # another server, or a socket: only a task that awaits `receive` sees the client go
             watcher = asyncio.get_running_loop().create_task(self._watch())  # ends with the connection or the response
@@ -301,6 +304,8 @@ class Exchange(Client):
         self.flight.lap("respond")
         self._book(self.flight.end, status)
         self.started = self.done = True
+        if self.ask is not None and self.ask.notes:
+            headers = [*headers, *note_headers(self.ask.notes)]
         headers = [JSON_TYPE, (b"x-request-id", self.flight.id.encode()), *headers]
         if self._cycle is not None and write_whole(self._cycle, status, headers, body):
             return
@@ -310,6 +315,8 @@ class Exchange(Client):
 
     def start_stream(self, piece: bytes, headers: Sequence[Header] = ()) -> Awaitable[None] | None:
         """The head and the first piece of a stream; as `write`. A piece is whole events."""
+        if self.ask is not None and self.ask.notes:
+            headers = [*headers, *note_headers(self.ask.notes)]
         if self.kept is None:
             return self._open(piece, headers)
         if not self.started:
@@ -396,7 +403,7 @@ class Exchange(Client):
     def converse(self, *, barge_in: bool = False) -> None:
         """Take part in the conversation that the request names, if it names one; with barge-in, cut what runs in it. `barge_in`: what holds
         where the request does not say. Raises BadRequest for a name that cannot be one."""
-        said = named_conversation(self.scope["headers"])
+        said = named_conversation(self.headers)
         if said is None:
             return
         name, wanted = said

@@ -17,7 +17,7 @@ def stay_as_asked(exchange: Exchange) -> None:
     """Give a /v1 stream the operator's policy, or the one that its caller chooses from what the operator allows. Raises BadRequest."""
     streams = exchange.house.streams
     policy = streams.leave
-    chosen = _header(exchange, LEAVE)
+    chosen = exchange.headers.get(LEAVE)
     if chosen is not None:
         allowed = sorted({policy, *streams.callers_may})
         policy = next((name for name in allowed if name.encode() == chosen), policy)
@@ -30,7 +30,7 @@ def resumes(exchange: Exchange) -> Position | None:
     """Where a request wants to go on reading, by its `Last-Event-ID`; None where it is a new one. Raises BadRequest."""
     if exchange.on_socket:
         return None  # a socket's headers are those of its handshake, not of this message
-    said = _header(exchange, LAST_EVENT_ID)
+    said = exchange.headers.get(LAST_EVENT_ID)
     return position(said) if said else None
 
 
@@ -64,11 +64,3 @@ async def streams_route(exchange: Exchange) -> None:
     if at.stream != stream:
         raise NotFound("`Last-Event-ID` is of another stream than the path.", hint="The id of a stream stands before the dot.", param="last-event-id")
     await resume(exchange, caller, at)
-
-
-def _header(exchange: Exchange, wanted: bytes) -> bytes | None:
-    for name, value in exchange.scope["headers"]:
-        if name == wanted:
-            found: bytes = value
-            return found
-    return None

@@ -9,11 +9,12 @@ HTTP/1.0 knows no chunks: a stream to such a client is plain bytes until the con
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from tidegate.api.connection import Corked
 from tidegate.api.turn import Turn
 
 Header = tuple[bytes, bytes]
@@ -36,7 +37,7 @@ def write_whole(cycle: RequestResponseCycle, status: int, headers: Iterable[Head
     """The whole response. False: nothing was written, use ASGI."""
     if not _may_begin(cycle):
         return False
-    cycle.transport.write(b"%b%bcontent-length: %d\r\n\r\n%b" % (STATUS_LINE[status], _lines(cycle, headers), len(body), body))
+    _put(cycle)(b"%b%bcontent-length: %d\r\n\r\n%b" % (STATUS_LINE[status], _lines(cycle, headers), len(body), body))
     _complete(cycle)
     return True
 
@@ -47,11 +48,11 @@ def write_head(cycle: RequestResponseCycle, status: int, headers: Iterable[Heade
         return False
     if cycle.scope["http_version"] == "1.1":
         cycle.chunked_encoding = True
-        cycle.transport.write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (STATUS_LINE[status], _lines(cycle, headers), _chunk(piece)))
+        _put(cycle)(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (STATUS_LINE[status], _lines(cycle, headers), _chunk(piece)))
     else:
         cycle.chunked_encoding = cycle.keep_alive = False
         cycle.expected_content_length = _UNTIL_CLOSE
-        cycle.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[status], _lines(cycle, headers), piece))
+        _put(cycle)(b"%b%b\r\n%b" % (STATUS_LINE[status], _lines(cycle, headers), piece))
     return True
 
 
@@ -60,9 +61,9 @@ def write_piece(cycle: RequestResponseCycle, piece: bytes) -> bool:
     if cycle.flow.write_paused or cycle.disconnected:
         return False
     if cycle.chunked_encoding:
-        cycle.transport.write(_chunk(piece))
+        _put(cycle)(_chunk(piece))
     elif cycle.expected_content_length == _UNTIL_CLOSE:
-        cycle.transport.write(piece)
+        _put(cycle)(piece)
     else:
         return False
     return True
@@ -73,13 +74,19 @@ def write_last(cycle: RequestResponseCycle, piece: bytes) -> bool:
     if cycle.flow.write_paused or cycle.disconnected:
         return False
     if cycle.chunked_encoding:
-        cycle.transport.write(_chunk(piece) + b"0\r\n\r\n")
+        _put(cycle)(_chunk(piece) + b"0\r\n\r\n")
     elif cycle.expected_content_length == _UNTIL_CLOSE:
-        cycle.transport.write(piece)
+        _put(cycle)(piece)
     else:
         return False
     _complete(cycle)
     return True
+
+
+def _put(cycle: RequestResponseCycle) -> Callable[[bytes], None]:
+    """What writes to the client at once: a head that has its body with it need not wait for it."""
+    transport: Any = cycle.transport
+    return cast(Callable[[bytes], None], transport.pass_on if type(transport) is Corked else transport.write)
 
 
 def _chunk(piece: bytes) -> bytes:

@@ -43,12 +43,16 @@ class Turn(RequestResponseCycle):
     chunked_encoding = None
     expected_content_length = 0
     access_log = False
-    #: Whether somebody works on it already.
+    #: Whether somebody works on it already, and who.
     begun = False
+    task: asyncio.Task[None] | None = None
 
     def __init__(self, connection: HttpToolsProtocol, path: str, headers: list[tuple[bytes, bytes]], *, keep_alive: bool) -> None:
         self.began_ns = time.perf_counter_ns()
         self.scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "http_version": "1.1"}  # type: ignore[typeddict-item]
+        #: By their lower-case names; of a header that comes several times the last.
+        self.headers = dict(headers)
+        self.connection = connection
         self.transport = connection.transport
         self.flow = connection.flow
         self.logger = connection.logger
@@ -69,10 +73,8 @@ class Turn(RequestResponseCycle):
                 self.message_event.set()
         return await super().receive()
 
-
-def small(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether the body is known to be no larger than SMALL_BODY_BYTES."""
-    for name, value in headers:
-        if name == b"content-length":
-            return int(value) <= SMALL_BODY_BYTES  # digits: the parser saw to that
-    return False
+    @property
+    def small(self) -> bool:
+        """Whether the body is known to be no larger than SMALL_BODY_BYTES."""
+        length = self.headers.get(b"content-length")
+        return length is not None and int(length) <= SMALL_BODY_BYTES  # digits: the parser saw to that
