@@ -20,8 +20,8 @@ ANSWER_TOKEN_NS = 20_000_000
 ANSWER_TOKENS = 256
 #: A class's factor is the mean of its newest this many requests, about.
 _NEWEST = 48
-#: Requests that a sort's factor counts for in a class that begins.
-_PRIOR = 2
+#: Requests that the factor of the parent counts for, where a class begins.
+_PRIOR = 1
 #: Classes that are held; what comes beyond is told by the lane's factor.
 _MOST_CLASSES = 4096
 #: What is beyond is a mistake of a clock or of a caller, not a service time: a day.

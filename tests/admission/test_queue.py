@@ -1,0 +1,229 @@
+"""Weighted fair queueing between flows, shortest predicted work first inside one: shares, order, conservation, no starvation."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tidegate.admission.queue import LOOK_AT, Flow, Item, Queue
+
+_MANY = st.lists(st.integers(1, 50), min_size=40, max_size=80)
+
+
+def item(queue: Queue, tenant: str, work_ns: int, *, at_ns: int = 0, weight: float = 1.0, aging: float = 1.0) -> Item:
+    """One that waits since `at_ns`."""
+    made = Item()
+    made.flow = queue.flow(("standard", tenant), weight)
+    made.work_ns = work_ns
+    made.order = work_ns + int(aging * at_ns)
+    queue.push(made)
+    return made
+
+
+def served(queue: Queue, most: int = 1 << 30) -> list[Item]:
+    out = []
+    while len(out) < most and (one := queue.pop()) is not None:
+        out.append(one)
+    return out
+
+
+def test_the_shortest_predicted_work_of_a_flow_comes_first() -> None:
+    """Inside one tenant's class short work passes long work that came before it."""
+    queue = Queue()
+    long, short, middle = item(queue, "a", 900), item(queue, "a", 10), item(queue, "a", 300)
+    assert served(queue) == [short, middle, long]
+
+
+def test_equal_work_is_first_in_first_out() -> None:
+    """Ties keep their order of arrival, however many there are."""
+    queue = Queue()
+    waiting = [item(queue, "a", 100) for _ in range(50)]
+    assert served(queue) == waiting
+
+
+@given(st.integers(0, 10**10), st.integers(1, 10**10), st.integers(1, 10**10), st.floats(0.1, 10))
+def test_waiting_outweighs_work(came_ns: int, long_ns: int, later_ns: int, aging: float) -> None:
+    """Whoever comes later than a place's work divided by aging stands behind it, however short it is: nobody is overtaken for ever."""
+    queue = Queue()
+    long = item(queue, "a", long_ns, at_ns=came_ns, aging=aging)
+    item(queue, "a", 1, at_ns=came_ns + int(long_ns / aging) + later_ns, aging=aging)
+    assert queue.pop() is long
+
+
+@settings(max_examples=60)
+@given(_MANY, _MANY, st.sampled_from([0.5, 1.0, 2.0, 3.0]))
+def test_flows_that_wait_share_by_weight(works_a: list[int], works_b: list[int], weight: float) -> None:
+    """While two flows wait, the work served of each, divided by its weight, differs by no more than one item of each (Goyal, Vin and Cheng 1996,
+    theorem 1)."""
+    queue = Queue()
+    for work in works_a:
+        item(queue, "a", work, weight=weight)
+    for work in works_b:
+        item(queue, "b", work)
+    a, b = queue.flows["standard", "a"], queue.flows["standard", "b"]
+    got = {a: 0, b: 0}
+    while a.items and b.items:
+        one = queue.pop()
+        assert one is not None
+        got[one.flow] += one.work_ns
+        assert abs(got[a] / weight - got[b]) <= max(works_a) / weight + max(works_b) + 1e-6
+
+
+def test_a_flow_that_was_idle_is_owed_nothing() -> None:
+    """Who did not ask for an hour begins at the present virtual time: it gets its share from now on, not an hour's worth at once."""
+    queue = Queue()
+    for _ in range(100):
+        item(queue, "a", 10)
+    served(queue, 50)
+    for _ in range(100):
+        item(queue, "b", 10)
+    tenants = [one.flow.key[1] for one in served(queue, 40)]
+    assert 18 <= tenants.count("b") <= 22
+
+
+def test_a_flood_does_not_move_another_tenant_back() -> None:
+    """The first request of a quiet tenant is served next but one, whatever waits of another."""
+    queue = Queue()
+    for _ in range(1000):
+        item(queue, "flood", 10)
+    served(queue, 5)
+    quiet = item(queue, "quiet", 10)
+    assert quiet in served(queue, 2)
+
+
+def test_what_was_predicted_too_short_is_charged_later() -> None:
+    """A flow whose work took longer than predicted waits for it: its true time counts."""
+    queue = Queue()
+    for _ in range(20):
+        item(queue, "liar", 1)
+        item(queue, "honest", 10)
+    work = {"liar": 0, "honest": 0}
+    while queue.flows["standard", "honest"].items and queue.flows["standard", "liar"].items:
+        one = queue.pop()
+        assert one is not None
+        work[one.flow.key[1]] += 10
+        queue.settle(one.flow, 10 - one.work_ns)
+    assert abs(work["liar"] - work["honest"]) <= 20
+
+
+def test_what_never_ran_is_given_back() -> None:
+    """A charge that is taken back leaves the flow where it was."""
+    queue = Queue()
+    flow = queue.flow(("standard", "a"), 1.0)
+    queue.charge(flow, 10)
+    before = queue.tag(flow)
+    queue.charge(flow, 1000)
+    queue.settle(flow, -1000)
+    assert queue.tag(flow) == before
+
+
+def test_an_item_that_does_not_wait_cannot_be_removed() -> None:
+    """Removing twice is a mistake that is told."""
+    queue = Queue()
+    one = item(queue, "a", 10)
+    queue.remove(one)
+    with pytest.raises(KeyError):
+        queue.remove(one)
+
+
+def test_leaving_and_coming_leaves_nothing_behind() -> None:
+    """A million clients that come and leave while others wait: neither flows nor entries of the heap pile up."""
+    queue = Queue()
+    item(queue, "stays", 10)
+    for n in range(20_000):
+        queue.remove(item(queue, f"t{n}", 10))
+    assert len(queue.flows) < 2000
+    assert len(queue._heap) < 500
+    assert queue.waiting == 1
+
+
+def test_many_flows_are_told_from_a_few() -> None:
+    """With a thousand tenants that wait, the work before a newcomer is still near the truth: half of each, where each waits twice what it waits."""
+    queue = Queue()
+    for n in range(50 * LOOK_AT):
+        item(queue, f"t{n}", 20)
+    newcomer = queue.flow(("standard", "new"), 1.0)
+    assert queue.rivals_ns(newcomer, 10, booked=0.0) == pytest.approx(50 * LOOK_AT * 10)
+
+
+def test_rivals_get_no_more_than_they_wait_for() -> None:
+    """A rival with little work is through soon: the rest of the slots is the flow's own."""
+    queue = Queue()
+    item(queue, "small", 5)
+    item(queue, "heavy", 500, weight=2.0)
+    flow = queue.flow(("standard", "own"), 1.0)
+    assert queue.rivals_ns(flow, 100, booked=0.0) == pytest.approx(5 + 200)
+
+
+class Machine(RuleBasedStateMachine):
+    """Any order of what may happen to a queue, beside a plain model of who waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = Queue()
+        self.waiting: list[Item] = []
+        self.running: list[Item] = []
+        self.now = 0
+
+    @rule(tenant=st.sampled_from("abcdefgh"), work=st.integers(0, 1000), weight=st.sampled_from([0.5, 1.0, 2.0]), later=st.integers(0, 500))
+    def push(self, tenant: str, work: int, weight: float, later: int) -> None:
+        self.now += later
+        self.waiting.append(item(self.queue, tenant, work, at_ns=self.now, weight=weight))
+
+    @rule()
+    def pop(self) -> None:
+        virtual = self.queue.virtual
+        one = self.queue.pop()
+        assert (one is None) == (not self.waiting)
+        if one is not None:
+            same = [other for other in self.waiting if other.flow is one.flow]
+            assert one is min(same, key=lambda other: (other.order, other.number))
+            self.waiting.remove(one)
+            self.running.append(one)
+            assert self.queue.virtual >= virtual
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=st.randoms(use_true_random=False))
+    def remove(self, which: object) -> None:
+        one = which.choice(self.waiting)  # type: ignore[attr-defined]
+        self.queue.remove(one)
+        self.waiting.remove(one)
+
+    @precondition(lambda self: self.running)
+    @rule(more=st.integers(-1000, 3000))
+    def settle(self, more: int) -> None:
+        one = self.running.pop(0)
+        self.queue.settle(one.flow, max(-one.work_ns, more))
+
+    @rule()
+    def forget(self) -> None:
+        self.queue._forget()
+
+    @invariant()
+    def nothing_is_lost_or_doubled(self) -> None:
+        queue = self.queue
+        assert queue.waiting == len(self.waiting)
+        assert queue.work_ns == sum(one.work_ns for one in self.waiting)
+        flows: set[Flow] = {one.flow for one in self.waiting}
+        assert set(queue.busy.values()) == flows
+        for flow in flows:
+            own = sorted((one for one in self.waiting if one.flow is flow), key=lambda one: (one.order, one.number))
+            assert [entry[2] for entry in flow.items] == own
+            assert flow.works == [one.work_ns for one in own]
+            assert flow.waiting_ns == sum(flow.works)
+            assert flow.start >= queue.virtual
+            for at, one in enumerate(own):
+                if at == 0 or own[at - 1].order < one.order:
+                    assert queue.ahead_ns(flow, one.order - 1) == sum(flow.works[:at])
+
+    def teardown(self) -> None:
+        rest = served(self.queue)
+        assert len(rest) == len(self.waiting)
+        assert set(map(id, rest)) == set(map(id, self.waiting))
+        assert not self.queue.busy
+
+
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueueMachine = Machine.TestCase
