@@ -338,7 +338,7 @@ def test_the_page_names_every_key_with_its_usual_value() -> None:
     page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text(encoding="utf-8")
     for name, (_, _, what) in KEYS.items():
         assert f"| `{name}` | {getattr(Scenario(), name):g} | {what.removesuffix('; 0: the trace' + chr(39) + 's own')}" in page
-    assert all(f"| `{name}` |" in page for name in [*BASELINES, *(one.name for one in FORMATS)])
+    assert all(f"| `{name}` |" in page for name in [*BASELINES, "tidegate", *(one.name for one in FORMATS)])
 
 
 def said(*args: str) -> tuple[int, str]:
