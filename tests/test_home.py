@@ -15,7 +15,8 @@ ENGINE: dict[str, object] = {"engines.mine.url": "http://127.0.0.1:2", "engines.
 def command_of(tmp_path: Path, overrides: dict[str, object]) -> tuple[list[str], dict[str, str]]:
     settings = load(None, {}, {"local.data": str(tmp_path), **overrides})
     engine = EngineAddress("http://127.0.0.1:1", "engine-key", "tiny", 4, 2048)
-    command = _Home(settings, tmp_path).gateway(Running(tmp_path, "postgresql:///x", engine, tmp_path / "e.sock"), 7)
+    small = EngineAddress("http://127.0.0.1:3", "small-key", "small", 2, 2048)
+    command = _Home(settings, tmp_path).gateway(Running(tmp_path, "postgresql:///x", engine, tmp_path / "e.sock", small), 7)
     return list(command.argv), dict(command.env)
 
 
@@ -36,5 +37,7 @@ def test_the_parts_reach_the_gateway_and_no_secret_is_an_argument(tmp_path: Path
     assert seen.store.dsn == "postgresql:///x"
     assert seen.engines["local"].url == "http://127.0.0.1:1"
     assert seen.engines["local"].model_names == {"tiny": "tiny"}
+    assert seen.engines["small"].model_names == {"small": "small"}
+    assert next(iter(seen.engines)) == "local", "the first engine has the default model"
     assert seen.embedder.socket == tmp_path / "e.sock"
     assert not any("key" in word for word in argv)

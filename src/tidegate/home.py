@@ -66,6 +66,12 @@ class _Home:
                 "TIDEGATE_ENGINES__LOCAL__ADAPTER": "llama_cpp", "TIDEGATE_ENGINES__LOCAL__URL": running.engine.url,
                 "TIDEGATE_ENGINES__LOCAL__API_KEY": running.engine.key, "TIDEGATE_ENGINES__LOCAL__MODELS": json.dumps([running.engine.model]),
             }
+        if running.small:
+            env |= {
+                "TIDEGATE_ENGINES__SMALL__ADAPTER": "llama_cpp", "TIDEGATE_ENGINES__SMALL__URL": running.small.url,
+                "TIDEGATE_ENGINES__SMALL__API_KEY": running.small.key,
+                "TIDEGATE_ENGINES__SMALL__MODELS": json.dumps([running.small.model]),
+            }
         if not settings.capabilities.folders:
             env["TIDEGATE_CAPABILITIES__FOLDERS"] = json.dumps([str(self._examples / "capabilities")])
         return Command(argv, env)

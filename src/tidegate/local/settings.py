@@ -34,6 +34,9 @@ class LocalSettings(Section):
     engine_context_per_slot: int = Field(2048, ge=256, description="Tokens of context that each answer of the embedded engine may use.")
     engine_threads: int = Field(0, ge=0, description="Threads of the embedded engine; 0: one less than the machine's cores, at least 1.")
 
+    small_engine: bool = Field(False, description="Run a second engine, whose model callers know as `small`: for the rung small_model of ladders.")
+    small_model: str = Field("", description="The model file (GGUF) of the second engine; empty: that of the first.")
+
     embedder: bool = Field(True, description="Run the shared embedder process; off: [embedder] says what is used instead.")
 
     @property

@@ -52,6 +52,7 @@ class _Supervisor:
         self._folder = DataFolder(plan.settings.folder)
         self._postgres: Postgres | None = None
         self._engine: LocalEngine | None = None
+        self._small: LocalEngine | None = None
         self._embedder: LocalEmbedder | None = None
         self._gateway: Child | None = None
         self._listener: socket.socket | None = None
@@ -95,10 +96,11 @@ class _Supervisor:
             self._listener = listen(plan.host, plan.port, by_hand=plan.port_by_hand)
             # What is not installed is said before anything starts.
             self._engine = LocalEngine(self._folder, plan.settings) if plan.settings.engine else None
+            self._small = LocalEngine(self._folder, plan.settings, small=True) if plan.settings.small_engine else None
             self._embedder = LocalEmbedder(self._folder, plan.settings, plan.embedder) if plan.settings.embedder else None
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self._start_database())
-                for part in (self._engine, self._embedder):
+                for part in (self._engine, self._small, self._embedder):
                     if part is not None:
                         parts.create_task(self._start_child(part.child))
             async with asyncio.TaskGroup() as parts:
@@ -129,6 +131,7 @@ class _Supervisor:
         return Running(
             data=self._folder.path, dsn=self._postgres.dsn if self._postgres else None,
             engine=self._engine.address if self._engine else None, embedder=self._embedder.socket if self._embedder else None,
+            small=self._small.address if self._small else None,
         )
 
     def _gateway_spec(self, listener: socket.socket) -> ChildSpec:
@@ -154,9 +157,8 @@ class _Supervisor:
             say(f"Port {self._plan.port} is taken by another program; serving on {url.rpartition(':')[2]} instead.")
         say(f"\nTidegate is up after {took_s:.1f} s. Ctrl-C stops everything.\n")
         rows = [("page", self._plan.page(url, running)), ("API", f"{url}/v1")]
-        if running.engine:
-            address = running.engine
-            rows.append(("engine", f"{address.url}  {address.model}, {address.slots} slots of {address.context} tokens"))
+        engines = [address for address in (running.engine, running.small) if address]
+        rows += [("engine", f"{one.url}  {one.model}, {one.slots} slots of {one.context} tokens") for one in engines]
         if running.embedder:
             rows.append(("embedder", str(running.embedder)))
         if running.dsn:
@@ -181,7 +183,7 @@ class _Supervisor:
 
     def _children(self) -> list[Child]:
         """In the order in which they are stopped: nobody loses what it stands on."""
-        holders = (self._engine, self._embedder, self._postgres)
+        holders = (self._engine, self._small, self._embedder, self._postgres)
         children = [self._gateway, *(holder.child for holder in holders if holder is not None)]
         return [child for child in children if child is not None]
 
@@ -199,8 +201,9 @@ class _Supervisor:
                 self._board.say(f"{child.spec.name} (pid {child.pid}) does not stop.")
         if self._postgres is not None:
             await self._postgres.stop()
-        if self._engine is not None:
-            self._engine.release()
+        for engine in (self._engine, self._small):
+            if engine is not None:
+                engine.release()
         self._folder.close()
         if self._signalled and gone:
             self._board.say("Everything is stopped.")
