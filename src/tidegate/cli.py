@@ -243,7 +243,7 @@ def check(
 @click.option("--sequences", type=click.IntRange(1, 1 << 20), help="vLLM: --max-num-seqs.")
 @click.option("--block", type=click.IntRange(1, 1 << 16), default=16, show_default=True, help="vLLM: --block-size.")
 @click.option("--micro-batch", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="llama.cpp: --ubatch-size.")
-@click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True, help="vLLM: prefix caching; recurrent layers keep more states with it.")
+@click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True, help="vLLM: recurrent layers keep more states with it.")
 @click.option("--cuda-graphs/--no-cuda-graphs", default=True, show_default=True, help="vLLM: graphs; off is --enforce-eager.")
 @click.option("--draft-tokens", type=click.IntRange(0, 64), default=0, show_default=True, help="Tokens drafted by a multi-token-prediction head.")
 @click.option("--weights", type=float, metavar="GIB", help="Given instead of computed, per card; so are --activation, --non-torch and --graphs.")
@@ -258,7 +258,7 @@ def check(
 @click.option("--api-key-env", metavar="VARIABLE", help="The environment variable that holds that engine's API key.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.pass_context
-def plan(ctx: click.Context, model: Path, api_key_env: str | None, as_json: bool, **options: Any) -> None:
+def plan(ctx: click.Context, /, model: Path, api_key_env: str | None, as_json: bool, **options: Any) -> None:
     """Say whether a model fits on cards: weights, KV cache, activation, and with how much to spare.
 
     MODEL is a config.json, a folder with one, or a GGUF file. The exit code is 0 where it fits (also tightly), 1 where it does not.

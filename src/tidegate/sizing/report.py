@@ -1,110 +1,80 @@
-"""Simulations as people read them in a terminal, and as JSON."""
+"""A plan as text: what takes the memory, what is left, and what a change would make of it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from tidegate.sizing.measures import STARVED, Measures, most_in_time
-from tidegate.sizing.scenario import Scenario, differences, make_jobs
-from tidegate.sizing.traces import Trace
-
-#: The policy that the others are held against.
-BOUND = "clairvoyant"
+from tidegate.sizing.observe import Comparison
+from tidegate.sizing.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """One scenario and what came out. `bound`: more than this many cannot be in time, by whatever policy; known for bursts only."""
-
-    scenario: Scenario
-    trace: Trace
-    figures: Mapping[str, Measures]
-    bound: int | None
-
-    @property
-    def title(self) -> str:
-        asked = next(iter(self.figures.values())).asked
-        return f"{asked:,} requests of {self.trace.format}, {differences(self.scenario) or 'nothing changed'}"
+def render(plan: Plan, comparison: Comparison | None = None) -> str:
+    lines = [*_head(plan), "", *_memory(plan), "", *_answer(plan)]
+    if comparison is not None:
+        lines += ["", *_compared(comparison)]
+    if plan.serving is not None:
+        lines += ["", *_serving(plan)]
+    if plan.what_if:
+        lines += ["", *_what_if(plan)]
+    lines += [f"note: {note}" for note in plan.notes]
+    return "\n".join(lines)
 
 
-def bound(trace: Trace, scenario: Scenario, seed: int) -> int | None:
-    """See `most_in_time`; None where requests do not come at one instant."""
-    if not scenario.burst:
-        return None
-    return most_in_time([job for job in make_jobs(trace, scenario, seed) if job.counted], scenario.engine, scenario.slo)
+def _head(plan: Plan) -> Iterator[str]:
+    yield f"{plan.model} ({plan.architecture}): {plan.parameters / 1e9:.2f} billion weights, {plan.weights}"
+    yield f"{plan.attention}"
+    spread = f", tensor parallel {plan.tp}, pipeline {plan.pp}" if plan.cards > 1 else ""
+    yield f"{plan.cards} x {plan.card}, {plan.card_gib:.2f} GiB visible each ({plan.card_source}){spread}; {plan.engine}"
 
 
-def as_json(done: Sequence[Simulated], seed: int) -> dict[str, Any]:
-    """Everything that was measured, with the whole scenario."""
-    return {
-        "seed": seed,
-        "scenarios": [
-            {
-                "scenario": asdict(one.scenario), "trace": one.trace.format, "cut": one.trace.cut, "skipped": one.trace.skipped, "bound": one.bound,
-                "policies": {name: figures.as_json() for name, figures in one.figures.items()},
-            }
-            for one in done
-        ],
-    }  # fmt: skip
+def _memory(plan: Plan) -> Iterator[str]:
+    yield f"{'GiB per card':24}{'low':>9}{'expected':>10}{'high':>9}"
+    for term in plan.terms:
+        beside = "" if term.inside else ", not counted"
+        yield f"{term.name:24}{term.low_gib:9.2f}{term.gib:10.2f}{term.high_gib:9.2f}  {term.from_}{beside}"
+    yield f"{'budget':24}{'':9}{plan.budget_gib:10.2f}"
+    yield f"{'left for the KV cache':24}{plan.pool_low_gib:9.2f}{plan.pool_gib:10.2f}{plan.pool_high_gib:9.2f}"
+    yield f"{'tokens':24}{plan.tokens_low:9}{plan.tokens:10}{plan.tokens_high:9}"
+    state = f", {plan.state_bytes_per_request / (1 << 20):.1f} MiB a request" if plan.state_bytes_per_request else ""
+    yield f"KV cache in {plan.kv_dtype}: {plan.kv_bytes_per_token / 1024:.1f} KiB a token and card{state}"
 
 
-def render(done: Sequence[Simulated]) -> RenderableType:
-    """A table for each scenario."""
-    return Group(*(part for one in done for part in _scenario(one)))
-
-
-def _scenario(one: Simulated) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text(one.title, "bold"), _table(one.figures), _legend(one.scenario.slo)]
-    if one.bound is not None:
-        parts.append(Text(f"No policy can have more than {one.bound:,} in time.", "dim"))
-    if one.trace.cut:
-        parts.append(Text("The trace goes on: `requests=N` takes more of it.", "dim"))
-    if one.trace.skipped:
-        parts.append(Text(f"{one.trace.skipped:,} records of the trace never ran and are left out.", "dim"))
-    parts += [
-        Text(f"{name}: {figures.returned:,} came back when they were told to, {_share(figures.kept)} of them passed; {figures.good_later:,} of all "
-             "refused were in time later.")
-        for name, figures in one.figures.items() if figures.returned
-    ]  # fmt: skip
-    return [*parts, Text()]
-
-
-def _table(figures: Mapping[str, Measures]) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("policy", no_wrap=True)
-    headings = (
-        "in time", "share", f"of {BOUND}", "admitted", "refused", "wait P50", "P95", "P99", "longest", "first token P50", "P95", "P99", "Jain",
-        "starved",
+def _answer(plan: Plan) -> Iterator[str]:
+    yield (
+        f"{plan.verdict.upper()}: {plan.concurrency} x {plan.length} tokens need {plan.needs_gib:.2f} GiB of KV cache; "
+        f"margin {plan.margin_gib:+.2f} GiB ({plan.margin:+.0%})"
     )
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    best = figures[BOUND].good if BOUND in figures else 0
-    for name, one in figures.items():
-        table.add_row(
-            Text(name, "bold" if name == "tidegate" else ""), f"{one.good:,}", _share(one.goodput), _share(one.good / best) if best else "-",
-            f"{one.admitted:,}", f"{one.refused:,}", *(_seconds(value) for value in one.wait_s.values()), _seconds(one.longest_wait_s),
-            *(_seconds(value) for value in one.ttft_s.values()), "-" if math.isnan(one.jain) else f"{one.jain:.3f}", f"{one.starved:,}",
+    for why in plan.why:
+        yield f"  {why}"
+    yield f"at most {plan.most_requests:.2f} requests of {plan.length} tokens ({plan.most_requests_low:.2f} at the bad end), or one of {plan.longest}"
+    holds = "holds" if plan.reserve.holds else "does not hold"
+    yield f"with a reserve of {plan.reserve.factor:g} on everything: {plan.reserve.needs_gib:.2f} GiB of {plan.reserve.card_gib:.2f}: {holds}"
+
+
+def _compared(comparison: Comparison) -> Iterator[str]:
+    seen = comparison.observed
+    slots = f" in {seen.slots} slots of {seen.length}" if seen.slots else ""
+    yield f"observed: {seen.engine} has {seen.tokens} tokens{slots}; planned {comparison.planned_tokens} ({comparison.error:+.1%})"
+
+
+def _serving(plan: Plan) -> Iterator[str]:
+    load = plan.serving
+    assert load is not None
+    asked = f"{load.qps:g} requests a second of {load.prompt_tokens} + {load.answer_tokens} tokens"
+    if load.at_once is None or load.step_ms is None or load.bandwidth_per_request_gbs is None:
+        yield f"{asked}: no number of requests at once keeps up; reading their caches alone takes more than {load.bandwidth_gbs:.0f} GB/s"
+    else:
+        yield (
+            f"{asked}: at least {load.at_once:.1f} at once, {load.step_ms:.2f} ms a token, {load.bandwidth_per_request_gbs:.1f} GB/s of "
+            f"{load.bandwidth_gbs:.0f} for each, {load.read_per_request_gb:.1f} GB read for one"
         )
-    return table
+    if load.budget is not None:
+        budget = load.budget
+        allowed = f"{budget.failures_a_day:.1f} failures a day, or {budget.minutes_a_month:.1f} minutes in 30 days"
+        yield f"an objective of {budget.objective:g} %: {allowed}"
 
 
-def _legend(slo_s: float) -> Text:
-    return Text(
-        f"In time: first token within {slo_s:g} s of the first asking. Waits and first tokens: seconds, of the admitted, from when they last came. "
-        f"Starved: waited over {STARVED * slo_s:g} s.", "dim",
-    )
-
-
-def _seconds(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
-def _share(value: float) -> str:
-    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
+def _what_if(plan: Plan) -> Iterator[str]:
+    yield f"{'what if':24}{'weights':>9}{'pool':>10}{'tokens':>12}{'requests':>10}  verdict"
+    for row in plan.what_if:
+        yield f"{row.change:24}{row.weights_gib:9.2f}{row.pool_gib:10.2f}{row.tokens:12}{row.concurrency:10.2f}  {row.verdict}"

@@ -1,0 +1,411 @@
+"""Does a model fit on these cards, for so many requests of such a length; with how much to spare; and what would change it.
+
+For vLLM a share of each card is the budget; weights, activation, non-torch memory (and graphs) come off it, and the rest is the pool of the KV cache.
+For llama.cpp the cache is as large as it is asked to be, and the card must hold the sum. Each term is a band; the verdict is *fits* where the
+request fits at the band's bad end, *tight* where it does only as expected, *fails* where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tidegate.core.errors import BadRequest
+from tidegate.sizing import memory
+from tidegate.sizing.cache import Cache, Cells, Layout, layout
+from tidegate.sizing.cards import Card
+from tidegate.sizing.memory import GIB, Band, Engine
+from tidegate.sizing.model_config import Attention, Experts, Latent, Mlp, Model, Recurrent
+from tidegate.sizing.quantisation import WHAT_IF, kv_bits
+from tidegate.sizing.serving import Serving, serving
+from tidegate.sizing.weights import VOCABULARY_PAD, padded_vocabulary, stages, total_bytes, weight_bytes
+
+Verdict = Literal["fits", "tight", "fails"]
+#: The reserve that people multiply an estimate by to be safe; shown apart, and never mixed into a term.
+RESERVE = 1.35
+_OLDEST = (0, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked of a plan. Sizes in GiB that are given take the place of computed ones."""
+
+    card: Card
+    engine: Engine
+    tp: int = 1
+    pp: int = 1
+    kv_dtype: str = "auto"
+    concurrency: int = 1
+    length: int | None = None
+    block: int = 16
+    prefix_caching: bool = True
+    draft_tokens: int = 0
+    micro_batch: int = 512
+    weights_gib: float | None = None
+    activation_gib: float | None = None
+    non_torch_gib: float | None = None
+    graphs_gib: float | None = None
+    qps: float | None = None
+    prompt_tokens: int = 1024
+    answer_tokens: int = 256
+    slo: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One part of a card's memory, in GiB. `inside`: whether it comes off the budget."""
+
+    name: str
+    low_gib: float
+    gib: float
+    high_gib: float
+    inside: bool
+    from_: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """All of it, times 1.35, beside what the card shows."""
+
+    factor: float
+    needs_gib: float
+    card_gib: float
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """One change, and what it makes of the plan."""
+
+    change: str
+    weights_gib: float
+    pool_gib: float
+    tokens: int
+    concurrency: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer. Sizes are per card, of the pipeline stage with the least room."""
+
+    model: str
+    architecture: str
+    attention: str
+    parameters: float
+    weights: str
+    card: str
+    card_gib: float
+    card_source: str
+    cards: int
+    tp: int
+    pp: int
+    engine: str
+    kv_dtype: str
+    length: int
+    concurrency: int
+    budget_gib: float
+    terms: list[Term]
+    pool_gib: float
+    pool_low_gib: float
+    pool_high_gib: float
+    kv_bytes_per_token: float
+    state_bytes_per_request: float
+    tokens: int
+    tokens_low: int
+    tokens_high: int
+    most_requests: float
+    most_requests_low: float
+    longest: int
+    needs_gib: float
+    margin_gib: float
+    margin: float
+    verdict: Verdict
+    why: list[str]
+    reserve: Reserve
+    what_if: list[WhatIf]
+    serving: Serving | None
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One rank of a pipeline stage: its terms, its cache and the pool that is left."""
+
+    weights: Band
+    activation: Band
+    non_torch: Band
+    graphs: Band
+    cache: Cache
+    pool: Band
+
+    def blocks(self, end: Literal["low", "mid", "high"]) -> int:
+        return self.cache.blocks_in(getattr(self.pool, end))
+
+
+def plan(model: Model, wish: Wish) -> Plan:
+    """Raises BadRequest where the wish makes no sense; what does not fit is a verdict."""
+    _check(model, wish)
+    length = wish.length or model.context or 4096
+    broken = broken_rules(model, wish)
+    stage = tightest(model, replace(wish, tp=1, pp=1) if broken else wish)
+    verdict, why = _verdict(stage, wish, length, broken)
+    needed = wish.concurrency * stage.cache.blocks_of(length) * stage.cache.block_bytes
+    inside = _graphs_inside(wish.engine)
+    terms = _terms(model, wish, stage, inside=inside)
+    total = stage.weights.mid + stage.activation.mid + stage.non_torch.mid + stage.graphs.mid + needed
+    return Plan(
+        model=model.name, architecture=model.architecture, attention=describe(model), parameters=parameters(model), weights=_weights_of(model),
+        card=wish.card.name, card_gib=wish.card.visible_gib, card_source=wish.card.source, cards=wish.tp * wish.pp, tp=wish.tp, pp=wish.pp,
+        engine=_engine_words(wish.engine), kv_dtype=_kv_dtype(model, wish), length=length, concurrency=wish.concurrency,
+        budget_gib=wish.card.visible_gib * wish.engine.share, terms=terms,
+        pool_gib=stage.pool.mid / GIB, pool_low_gib=stage.pool.low / GIB, pool_high_gib=stage.pool.high / GIB,
+        kv_bytes_per_token=stage.cache.token_bytes, state_bytes_per_request=stage.cache.state_bytes,
+        tokens=logged_tokens(stage.cache, stage.blocks("mid"), length, wish.engine.version),
+        tokens_low=logged_tokens(stage.cache, stage.blocks("low"), length, wish.engine.version),
+        tokens_high=logged_tokens(stage.cache, stage.blocks("high"), length, wish.engine.version),
+        most_requests=_requests(stage, "mid", length), most_requests_low=_requests(stage, "low", length),
+        longest=stage.cache.longest(stage.blocks("mid")), needs_gib=needed / GIB, margin_gib=(stage.pool.mid - needed) / GIB,
+        margin=(stage.pool.mid - needed) / needed if needed else 0.0, verdict=verdict, why=why,
+        reserve=Reserve(RESERVE, RESERVE * total / GIB, wish.card.visible_gib, RESERVE * total <= wish.card.visible_gib * GIB),
+        what_if=[] if broken else list(_what_ifs(model, wish, length)),
+        serving=serving(model, stage.cache, wish.card, wish.tp * wish.pp, wish.qps, wish.prompt_tokens, wish.answer_tokens, wish.slo),
+        notes=_notes(model, wish, length, broken=bool(broken)),
+    )
+
+
+def _check(model: Model, wish: Wish) -> None:
+    if wish.engine.name == "vllm" and wish.engine.version < _OLDEST:
+        raise BadRequest("vLLM before 0.6 measured its memory in another way, and is not planned.", hint="--engine-version 0.6 or newer.")
+    if wish.engine.name == "llama.cpp" and wish.tp > 1:
+        raise BadRequest("llama.cpp spreads a model over cards by layers.", hint="Use --pp for the number of cards.")
+    if wish.pp > len(model.layers):
+        raise BadRequest(f"--pp {wish.pp} is more stages than the model has layers ({len(model.layers)}).", hint="A stage holds at least one layer.")
+
+
+# -- rules --
+
+
+def broken_rules(model: Model, wish: Wish) -> list[str]:
+    """Why tensor parallelism cannot cut this model so, as vLLM would refuse it at start; empty where it can."""
+    tp, broken = wish.tp, []
+    vocabulary = padded_vocabulary(model.vocabulary)
+    if vocabulary % tp:
+        broken.append(f"the vocabulary, {model.vocabulary} words padded to a multiple of {VOCABULARY_PAD}, cannot be cut into {tp}")
+    for mixer in {mixer for layer in model.layers for mixer in layer.mixers}:
+        if isinstance(mixer, Attention | Latent) and mixer.heads % tp:
+            broken.append(f"{mixer.heads} attention heads cannot be cut into {tp}")
+        elif isinstance(mixer, Attention) and mixer.kv_heads % tp and tp % mixer.kv_heads:
+            broken.append(f"{mixer.kv_heads} heads of keys and values can neither be cut into {tp} nor copied to {tp}")
+        elif isinstance(mixer, Recurrent) and mixer.heads % tp:
+            broken.append(f"{mixer.heads} heads of a recurrent layer cannot be cut into {tp}")
+    for part in {layer.feed_forward for layer in model.layers}:
+        width = part.width if isinstance(part, Mlp | Experts) else 0
+        if width % tp:
+            broken.append(f"a feed-forward part {width} wide cannot be cut into {tp}")
+    return sorted(set(broken))
+
+
+def _verdict(stage: Stage, wish: Wish, length: int, broken: list[str]) -> tuple[Verdict, list[str]]:
+    if broken:
+        return "fails", broken
+    needed = wish.concurrency * stage.cache.blocks_of(length)
+    if stage.pool.mid <= 0:
+        return "fails", [f"weights and what a step needs are {-stage.pool.mid / GIB:.2f} GiB more than the budget"]
+    if needed > stage.blocks("mid"):
+        return "fails", [f"{wish.concurrency} x {length} tokens need {needed * stage.cache.block_bytes / GIB:.2f} GiB of KV cache, "
+                         f"and {stage.pool.mid / GIB:.2f} are left"]  # fmt: skip
+    why = []
+    if needed > stage.blocks("low"):
+        why.append(f"it fits as expected, not at the bad end of the band ({stage.pool.low / GIB:.2f} GiB of KV cache)")
+    if not _graphs_inside(wish.engine):
+        over = wish.card.visible_gib * (wish.engine.share - 1) + stage.graphs.high / GIB
+        if over > 0:
+            why.append(f"graphs come on top of the share of {wish.engine.share:g} and may not fit beside it: {over:.2f} GiB too much")
+    return ("tight" if why else "fits"), why
+
+
+# -- sizes --
+
+
+def tightest(model: Model, wish: Wish) -> Stage:
+    """The rank with the fewest blocks: every rank has as many as that one."""
+    cuts = stages(len(model.layers), wish.pp)
+    made: dict[tuple[int, bool, bool], Stage] = {}
+    for first, last in cuts:  # stages of the same size in the middle are the same
+        key = (last - first if model.layers[first:last] == model.layers[: last - first] else first, first == 0, last == len(model.layers))
+        if key not in made:
+            made[key] = _stage(model, wish, first, last)
+    return min(made.values(), key=lambda stage: stage.blocks("mid") if stage.pool.mid > 0 else stage.pool.mid)
+
+
+def _stage(model: Model, wish: Wish, first: int, last: int) -> Stage:
+    layers, engine = model.layers[first:last], wish.engine
+    ends = last == len(model.layers)
+    weights = _given(wish.weights_gib) or memory.weights_band(
+        weight_bytes(model, wish.tp, first, last) * _correction(model), known=model.weight_bytes is not None
+    )
+    bits = kv_bits(_kv_dtype(model, wish))
+    if engine.name == "llama.cpp":
+        activation = _given(wish.activation_gib) or memory.llama_compute(model, wish.micro_batch)
+        other = _given(wish.non_torch_gib) or Band(0.2 * GIB, 0.4 * GIB, 0.7 * GIB)
+        drawn = Band.exact(0)
+        cache: Cache = Cells(layers, bits, wish.micro_batch)
+    else:
+        activation = _given(wish.activation_gib) or memory.activation(model, layers, engine, wish.tp, last=ends, pp=wish.pp)
+        other = _given(wish.non_torch_gib) or memory.non_torch(engine, wish.card, wish.tp, wish.pp)
+        drawn = _given(wish.graphs_gib) or memory.graphs(len(layers), engine)
+        cache = vllm_cache(model, wish, first, last)
+    budget = wish.card.visible_gib * GIB * engine.share
+    taken = [weights, activation, other, *([drawn] if _graphs_inside(engine) else [])]
+    pool = Band(budget - sum(t.high for t in taken), budget - sum(t.mid for t in taken), budget - sum(t.low for t in taken))
+    return Stage(weights, activation, other, drawn, cache, pool)
+
+
+def vllm_cache(model: Model, wish: Wish, first: int, last: int) -> Layout:
+    """vLLM's cache of a rank that holds these layers."""
+    dtype = _kv_dtype(model, wish)
+    return layout(
+        model.layers[first:last], tp=wish.tp, kv_bits=kv_bits(dtype), state_dtype_bytes=int(min(model.dtype_bytes, 2)), block=wish.block,
+        step_tokens=wish.engine.step_tokens, hybrid=wish.engine.version >= memory.HYBRID_CACHE, prefix_caching=wish.prefix_caching,
+        draft_tokens=wish.draft_tokens, fp8_latent=dtype == "fp8" and any(
+            isinstance(mixer, Latent) and mixer.index_dim for layer in model.layers for mixer in layer.mixers
+        ),
+    )  # fmt: skip
+
+
+def _given(gib: float | None) -> Band | None:
+    return None if gib is None else Band.exact(gib * GIB)
+
+
+def _correction(model: Model) -> float:
+    """What the files' own size makes of computed ones."""
+    return model.weight_bytes / total_bytes(model) if model.weight_bytes is not None else 1.0
+
+
+def _graphs_inside(engine: Engine) -> bool:
+    return engine.name == "vllm" and engine.version >= memory.GRAPHS_INSIDE
+
+
+def _kv_dtype(model: Model, wish: Wish) -> str:
+    if wish.kv_dtype != "auto":
+        return wish.kv_dtype
+    if wish.engine.name == "llama.cpp":
+        return "f16"
+    return "fp32" if model.dtype_bytes == 4 else "bf16"
+
+
+def logged_tokens(cache: Cache, blocks: int, length: int, version: tuple[int, int]) -> int:
+    """The "GPU KV cache size" that vLLM of this version prints for so many blocks; for llama.cpp, tokens of one request."""
+    if not isinstance(cache, Layout):
+        return cache.longest(blocks)
+    if version >= memory.TOKENS_BY_CONCURRENCY and len(cache.groups) > 1:
+        return int(blocks / cache.blocks_of(length) * length)
+    return blocks // max(cache.copies, 1) * cache.block_tokens
+
+
+def _requests(stage: Stage, end: Literal["low", "mid", "high"], length: int) -> float:
+    needed = stage.cache.blocks_of(length)
+    return stage.blocks(end) / needed if needed else 0.0
+
+
+def _what_ifs(model: Model, wish: Wish, length: int) -> Iterator[WhatIf]:
+    """Changes one at a time, those that change something."""
+    bits = model.quantisation.bits or model.dtype_bytes * 8
+    for name, quantisation in WHAT_IF.items():
+        if quantisation.bits < bits * 0.9 and wish.weights_gib is None:
+            yield _what_if(f"weights in {name}", replace(model, quantisation=quantisation, weight_bytes=None), wish, length)
+    cheaper = ("q8_0", "q4_0") if wish.engine.name == "llama.cpp" else ("fp8",)
+    for name in cheaper:
+        if kv_bits(name) < kv_bits(_kv_dtype(model, wish)):
+            yield _what_if(f"KV cache in {name}", model, replace(wish, kv_dtype=name), length)
+    for tp in (wish.tp * 2, wish.tp // 2):
+        other = replace(wish, tp=tp)
+        if tp >= 1 and tp != wish.tp and wish.engine.name == "vllm" and wish.weights_gib is None and not broken_rules(model, other):
+            yield _what_if(f"tensor parallel {tp}", model, other, length)
+    if length >= 2048:
+        yield _what_if(f"length {length // 2}", model, wish, length // 2)
+
+
+def _what_if(change: str, model: Model, wish: Wish, length: int) -> WhatIf:
+    stage = tightest(model, wish)
+    verdict, _ = _verdict(stage, wish, length, [])
+    tokens = logged_tokens(stage.cache, stage.blocks("mid"), length, wish.engine.version)
+    return WhatIf(change, stage.weights.mid / GIB, stage.pool.mid / GIB, tokens, _requests(stage, "mid", length), verdict)
+
+
+# -- words --
+
+
+def parameters(model: Model) -> float:
+    """Weights of the model, counted."""
+    plain = replace(model, dtype_bytes=1, quantisation=replace(model.quantisation, bits=0.0, method="none"))
+    return total_bytes(plain)
+
+
+def describe(model: Model) -> str:
+    """The kinds of attention in it, with their counts."""
+    counts: dict[str, int] = {}
+    for layer in model.layers:
+        for mixer in layer.mixers:
+            kind = _kind(mixer)
+            counts[kind] = counts.get(kind, 0) + 1
+    experts = next((layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)), None)
+    words = [f"{count} x {kind}" for kind, count in counts.items()]
+    return ", ".join(words) + (f"; {experts.count} experts, {experts.active} for a token" if experts else "")
+
+
+def _kind(mixer: Attention | Latent | Recurrent) -> str:
+    if isinstance(mixer, Latent):
+        return f"latent attention (rank {mixer.rank} + {mixer.rope_dim})"
+    if isinstance(mixer, Recurrent):
+        return f"recurrent state ({mixer.heads} x {mixer.rows} x {mixer.columns})"
+    name = "multi-head" if mixer.kv_heads == mixer.heads else "multi-query" if mixer.kv_heads == 1 else f"grouped {mixer.heads}/{mixer.kv_heads}"
+    window = "" if mixer.window is None else f", {'chunks' if mixer.chunked else 'window'} of {mixer.window}"
+    return f"{name} attention{window}{'' if mixer.owns_cache else ', reads the cache of another layer'}"
+
+
+def _weights_of(model: Model) -> str:
+    if model.quantisation.bits:
+        return f"{model.quantisation.method}, {model.quantisation.bits:.3g} bits a weight"
+    return f"{model.dtype_bytes * 8:g} bits a weight"
+
+
+def _engine_words(engine: Engine) -> str:
+    return engine.name if engine.name != "vllm" else f"vllm {engine.version[0]}.{engine.version[1]}"
+
+
+def _terms(model: Model, wish: Wish, stage: Stage, *, inside: bool) -> list[Term]:
+    computed = "the file's size" if model.weight_bytes is not None else "computed from the config"
+    step = f"{wish.micro_batch} tokens a micro-batch" if wish.engine.name == "llama.cpp" else (
+        f"a step of {wish.engine.step_tokens} tokens, {wish.engine.sequences} sequences")  # fmt: skip
+    rows = [
+        ("weights", stage.weights, True, computed, wish.weights_gib),
+        ("activation", stage.activation, True, step, wish.activation_gib),
+        ("non-torch", stage.non_torch, True, "context, libraries, collective operations", wish.non_torch_gib),
+        ("graphs", stage.graphs, inside, "inside the share" if inside else "on top of the share", wish.graphs_gib),
+    ]
+    return [
+        Term(name, band.low / GIB, band.mid / GIB, band.high / GIB, within, "given" if given is not None else why)
+        for name, band, within, why, given in rows
+        if band.high > 0
+    ]
+
+
+def _notes(model: Model, wish: Wish, length: int, *, broken: bool) -> list[str]:
+    notes = list(model.notes)
+    if broken:
+        notes.append("the sizes are those of one card alone")
+    if wish.length is None and model.context is None:
+        notes.append("the config names no context: a length of 4096 is taken")
+    if model.context is not None and length > model.context:
+        notes.append(f"the model was made for {model.context} tokens")
+    if not wish.card.measured:
+        notes.append("the memory that this card shows is an estimate; --gpu-memory gives your own figure")
+    kv_heads = max((m.kv_heads for layer in model.layers for m in layer.mixers if isinstance(m, Attention)), default=0)
+    if kv_heads and wish.tp > kv_heads and not broken:
+        notes.append(f"{wish.tp // kv_heads} ranks each hold the same of the {kv_heads} heads of keys and values")
+    if wish.tp > 1 and not broken and any(isinstance(m, Latent) for layer in model.layers for m in layer.mixers):
+        notes.append("every rank holds the whole latent cache")
+    return notes
