@@ -37,6 +37,7 @@ from tidegate.core.ask import Caller
 from tidegate.core.errors import SettingsError, TidegateError
 from tidegate.core.ports import Embedder, FlightSink, KeyStore
 from tidegate.engines.fleet import Fleet
+from tidegate.guard.settings import DoorSettings
 from tidegate.local.child import Child
 from tidegate.local.embedder import LocalEmbedder
 from tidegate.local.folder import DataFolder
@@ -44,6 +45,7 @@ from tidegate.local.listener import url_of
 from tidegate.local.workers import Workers
 from tidegate.pipeline.capability import Capability, load_all
 from tidegate.pipeline.control import Ban, Control
+from tidegate.pipeline.entrance import Entrance, settings_of
 from tidegate.pipeline.ladder import Ladder
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.stages.generate import GenerateStage
@@ -167,15 +169,16 @@ class Gateway:
         parts = Parts(self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s)
         watching = Control(ban.terms, on_term=ban.on_term, max_step_backs=ban.max_step_backs)
         generate = GenerateStage(self.fleet, control=watching, max_resumes=generation.max_resumes, resume_wait_s=generation.resume_wait_s)
+        entrance = Entrance(settings.door)
         hot: dict[str, Route] = {
-            "/v1/chat/completions": GenerationRoute("chat", limits, generate),
-            "/v1/completions": GenerationRoute("completion", limits, generate),
+            "/v1/chat/completions": GenerationRoute("chat", limits, generate, entrance),
+            "/v1/completions": GenerationRoute("completion", limits, generate, entrance),
             "/v1/embeddings": EmbeddingRoute(limits, self.embedder),
             "/v1/models": models_route(self.fleet),
             STREAMS: streams_route,
         }
         capabilities: dict[str, Route] = {
-            path: _capability_route(capability, parts, limits) for path, capability in self.capabilities.items()
+            path: _capability_route(capability, parts, limits, settings.door) for path, capability in self.capabilities.items()
         }
         control = create_control(ControlDeps(
             self.keys, self.store, self.recent, self.store, self.health, self._metrics, self.capabilities, self.seal.open, self.house.secret,
@@ -257,9 +260,10 @@ class Gateway:
         }
 
 
-def _capability_route(capability: Capability, parts: Parts, limits: Limits) -> CapabilityRoute:
+def _capability_route(capability: Capability, parts: Parts, limits: Limits, door: DoorSettings) -> CapabilityRoute:
     stages = _stages(capability, parts)
-    return CapabilityRoute(capability, stages, limits, Ladder(capability, stages, parts) if capability.manifest.ladder else None)
+    ladder = Ladder(capability, stages, parts) if capability.manifest.ladder else None
+    return CapabilityRoute(capability, stages, limits, ladder, Entrance(settings_of(door, capability.manifest.door)))
 
 
 def _stages(capability: Capability, parts: Parts) -> list[Any]:

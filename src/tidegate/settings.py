@@ -19,7 +19,7 @@ from tidegate.core.plugins import nearest
 from tidegate.core.settings import Leaf, Section, fits, inner, leaves, shown, values
 from tidegate.core.toml import KeyPath, dotted, key_path, line_numbers, notation
 from tidegate.engines.settings import EngineSettings, FleetSettings
-from tidegate.guard.settings import GuardSettings
+from tidegate.guard.settings import DoorSettings, GuardSettings
 from tidegate.local.settings import LocalSettings
 from tidegate.pipeline.settings import CapabilitySettings, GenerationSettings
 from tidegate.retrieval.settings import EmbedderSettings, RetrievalSettings
@@ -42,6 +42,7 @@ class Settings(Section):
     tenants: dict[str, TenantSettings] = Field({}, description="What is kept of a tenant's traffic, by the tenant's name.")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="What one API key may use.")
     guard: GuardSettings = Field(default_factory=lambda: GuardSettings.model_validate({}), description="What no answer may say.")
+    door: DoorSettings = Field(default_factory=lambda: DoorSettings.model_validate({}), description="What the texts of a request may hold.")
     generation: GenerationSettings = Field(
         default_factory=lambda: GenerationSettings.model_validate({}), description="How answers are told, and go on where they broke off."
     )

@@ -150,7 +150,7 @@ def test_capabilities_show_their_contracts(house: House) -> None:
     """What to send, and what comes back."""
     with house.client() as client:
         rows = client.get("/api/v1/capabilities").json()["capabilities"]
-    assert {row["path"]: row["streams"] for row in rows} == {"test/contract": False, "test/stream": True}
+    assert {row["path"]: row["streams"] for row in rows} == {"test/contract": False, "test/guarded": True, "test/stream": True}
     assert all(row["input_schema"] and row["output_schema"] for row in rows)
 
 

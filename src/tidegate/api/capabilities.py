@@ -17,6 +17,7 @@ from tidegate.core.ask import Ask, Landing, Passage
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.ports import Stage
 from tidegate.pipeline.capability import Capability
+from tidegate.pipeline.entrance import Entrance
 from tidegate.pipeline.ladder import Ladder
 from tidegate.pipeline.rungs import FULL
 from tidegate.pipeline.runner import Step, run
@@ -27,8 +28,11 @@ class CapabilityRoute:
     """One capability. Streams where the caller accepts `text/event-stream`: events `rung` (below the full
     answer), `passages`, `token`, `answer`, `error`."""
 
-    def __init__(self, capability: Capability, stages: Sequence[Stage], limits: Limits, ladder: Ladder | None = None) -> None:
-        """`ladder`: the rungs below the full answer, where the capability has any."""
+    def __init__(
+        self, capability: Capability, stages: Sequence[Stage], limits: Limits, ladder: Ladder | None = None, entrance: Entrance | None = None
+    ) -> None:
+        """`ladder`: the rungs below the full answer, where the capability has any; `entrance`: the door, where there is one."""
+        self._entrance = entrance if entrance is not None and not entrance.open else None
         self._capability = capability
         self._ladder = ladder
         self._limits = limits
@@ -48,6 +52,8 @@ class CapabilityRoute:
         ask.capability = self._capability.path
         try:
             ask.input = decode_object(body)
+            if self._entrance is not None:
+                self._entrance.admit(ask, "", ask.input)
             self._capability.check_input(ask.input)
         finally:  # a body that is refused took its time too
             ask.flight.lap("parse")
@@ -86,6 +92,7 @@ class CapabilityRoute:
             **(ask.answer if ask.answer is not None else {"answer": "".join(ask.text)}),
             **({"ticket": ask.ticket} if ask.ticket else {}),
             **({"ladder": _landing(ask.landing)} if ask.landing is not None else {}),
+            **(ask.notes or {}),
             "trace_id": ask.flight.id,
             "capability_sha256": self._capability.sha256,
             "index_version": ask.flight.index_version or None,

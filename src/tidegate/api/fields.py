@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -46,6 +47,10 @@ _MESSAGE = frozenset({
 _NAMES = {str: "text", bool: "true or false", list: "a list", dict: "an object", int: "a whole number", float: "a number"}
 _decode = msgspec.json.Decoder().decode
 _LARGE_BYTES = 4096
+#: The escape of half a surrogate pair: a first half without a second, or a second without a first.
+_LONE_HALF = re.compile(
+    r"(?<!\\)(?:\\\\)*(?:\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*(?P<half>\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|[c-fC-F][0-9a-fA-F]{2}))"
+)
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
@@ -57,7 +62,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise BadRequest(f"The body is not UTF-8: {error.reason} at byte {error.start}.", hint="Encode the body as UTF-8.") from None
     except msgspec.DecodeError as error:
-        raise BadRequest(f"The body is not JSON: {error}.", hint="Send a JSON object.") from None
+        raise _not_json(body, error) from None
     except RecursionError:
         raise _too_deep() from None
     # In a small body counting brackets costs next to nothing, and only one with many of them is walked; a large one is mostly text.
@@ -66,6 +71,22 @@ def decode_object(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise BadRequest("The body is JSON but not an object.", hint="Send a JSON object.")
     return fields
+
+
+def _not_json(body: bytes, error: Exception) -> BadRequest:
+    """What is wrong with a body that cannot be read, where it is about characters: what the decoder says of these leads nowhere."""
+    if body.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        return BadRequest("The body begins with a byte order mark.", hint="Send UTF-8 without one.")
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as wrong:
+        return BadRequest(f"The body is not UTF-8: {wrong.reason} at byte {wrong.start}.", hint="Encode the body as UTF-8.")
+    if lone := _LONE_HALF.search(text):
+        at = len(text[: lone.start("half")].encode())
+        return BadRequest(f"The body holds half of a surrogate pair at byte {at}.", hint="Escape the whole character, or write it as UTF-8.")
+    if "\0" in text:
+        return BadRequest(f"The body holds a NUL at byte {body.index(0)}.", hint="Encode the body as UTF-8.")
+    return BadRequest(f"The body is not JSON: {error}.", hint="Send a JSON object.")
 
 
 def _too_deep() -> BadRequest:

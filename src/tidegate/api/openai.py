@@ -18,6 +18,7 @@ from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import BadRequest, MethodNotAllowed, StoreDown
 from tidegate.core.ports import Embedder, Stage
+from tidegate.pipeline.entrance import Entrance
 from tidegate.pipeline.runner import Step, run
 from tidegate.pipeline.stages.generate import DEFAULT, estimate_prompt_tokens
 
@@ -36,8 +37,10 @@ class Models(Protocol):
 class GenerationRoute:
     """/v1/chat/completions and /v1/completions: check, admit, generate, relay."""
 
-    def __init__(self, kind: Kind, limits: Limits, generate: Stage) -> None:
+    def __init__(self, kind: Kind, limits: Limits, generate: Stage, entrance: Entrance | None = None) -> None:
+        """`entrance`: the door, where there is one."""
         self._kind: Kind = kind
+        self._entrance = entrance if entrance is not None and not entrance.open else None
         self._fields = CHAT if kind == "chat" else COMPLETION
         self._limits = limits
         self._steps = (Step(generate, None),)
@@ -77,6 +80,9 @@ class GenerationRoute:
             check_messages(fields.get("messages"))
         else:
             check_prompt(fields.get("prompt"))
+        if self._entrance is not None:
+            name = "messages" if self._kind == "chat" else "prompt"
+            self._entrance.admit(ask, name, fields[name])
         if fields.get("n", 1) not in (1, None):
             raise BadRequest("`n` other than 1 is not supported.", hint="Send the request n times.", param="n")
         asked = fields.pop("stream", streams)

@@ -120,7 +120,8 @@ class Ask:
     """One request on its way. Rooms read what they need and add what they make; every field has one writer.
 
     - api: caller, deadline, flight, capability, stream, input, call (on /v1), emit, shows_usage
-    - retrieve: passages
+    - the door and `fit`: notes
+    - retrieve, shard: passages
     - prompt: call
     - create_ticket: ticket
     - ladder: landing (below the full answer)
@@ -129,7 +130,7 @@ class Ask:
     """
 
     __slots__ = (
-        "answer", "call", "caller", "capability", "deadline", "emit", "flight", "input", "landing", "passages", "running", "shows_usage",
+        "answer", "call", "caller", "capability", "deadline", "emit", "flight", "input", "landing", "notes", "passages", "running", "shows_usage",
         "stream", "text", "ticket", "whole",
     )
 
@@ -148,5 +149,13 @@ class Ask:
         self.answer: dict[str, Any] | None = None
         self.ticket = ""
         self.landing: Landing | None = None
+        #: What the caller is told beside the answer, in a header and in the answer: name -> facts, never text.
+        self.notes: dict[str, Any] | None = None
         self.running: Counting | None = None
         self.shows_usage: ShowsUsage = "never"
+
+    def note(self, name: str, facts: Any) -> None:
+        """Tell the caller something beside the answer."""
+        if self.notes is None:
+            self.notes = {}
+        self.notes[name] = facts

@@ -8,6 +8,7 @@ sent as `Retry-After` where it is known.
     |   |-- BodyTooLarge 413
     |   |-- HeadTooLarge 431
     |   |-- ContextTooLong 400   the prompt does not fit the model's context
+    |   |-- HostileInput 400     the text holds what the door refuses
     |   |-- InputInvalid 422     business fields break the capability's input contract
     |   |-- ResumeLost 410       the rest of a stream is no longer there
     |   |-- ResumedElsewhere 409  a newer reader took the stream over
@@ -102,6 +103,12 @@ class ContextTooLong(BadRequest):
     """The prompt does not fit the model's context."""
 
     code = "context_length_exceeded"
+
+
+class HostileInput(BadRequest):
+    """The text holds what the door refuses: see docs/door.md."""
+
+    code = "hostile_input"
 
 
 class InputInvalid(BadRequest):

@@ -7,10 +7,10 @@ from typing import Any
 MAX_DEPTH = 100
 
 
-def too_deep(value: Any) -> bool:
-    """Whether lists and objects lie in each other more than MAX_DEPTH deep. Never raises; takes time in proportion to the value's size."""
+def too_deep(value: Any, most: int = MAX_DEPTH) -> bool:
+    """Whether lists and objects lie in each other more than `most` deep. Never raises; takes time in proportion to the value's size."""
     level = _nested([value])
-    for _ in range(MAX_DEPTH):
+    for _ in range(most):
         if not level:
             return False
         level = [inner for outer in level for inner in _nested(outer.values() if isinstance(outer, dict) else outer)]

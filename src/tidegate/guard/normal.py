@@ -108,6 +108,16 @@ class _Folds(dict[int, str]):
 
 
 _folds = _Folds()
+_NOT_ASCII = re.compile("[\u0080-\U0010ffff]+")
+#: What may be a Latin letter or hide one, or is unseen: ligatures, letters of a raised, wide, ringed or mathematical form, other alphabets that look
+#: alike, diacritics, format characters.
+_MAY_BE_LATIN = re.compile(
+    "[\u00aa\u00ad\u00ba\u0250-\u02af\u0300-\u052f\u0530-\u058f\u061c\u115f\u1160\u180b-\u180f\u1d00-\u1dbf\u200b-\u200f\u202a-\u202e\u2060-\u2071"
+    "\u207f\u2090-\u209c\u2100-\u214f\u2170-\u217f\u249c-\u24e9\u3164\ufb00-\ufb06\ufe00-\ufe0f\ufeff\uff10-\uff19\uff21-\uff3a\uff41-\uff5a\uffa0"
+    "\U0001d400-\U0001d7ff\U0001f110-\U0001f189\U000e0000-\U000e0fff]+"
+)
+#: What a rough form leaves out.
+_ROUGH = re.compile(f"[{_GONE}{_HANGS}\u0300-\u036f]")
 
 
 def simple_form(text: str) -> str | None:
@@ -124,6 +134,22 @@ def simple_form(text: str) -> str | None:
             return None
         folded = folded.replace(_GONE, "")
     return " ".join(folded.split()) if "  " in folded else folded
+
+
+def rough_form(text: str) -> str:
+    """About the normal form of a whole text, for a search of words in Latin letters: case, look-alikes, diacritics that stand alone and what is
+    unseen make no difference; blanks stay as they are. Quick: only characters in which a Latin letter may hide are looked up.
+    """
+    folded = text.lower()
+    return folded if text.isascii() else _NOT_ASCII.sub(_unhide, folded)
+
+
+def _unhide(found: re.Match[str]) -> str:
+    return _MAY_BE_LATIN.sub(_show, found[0])
+
+
+def _show(found: re.Match[str]) -> str:
+    return _ROUGH.sub("", found[0].translate(_folds))
 
 
 def extends(character: str) -> bool:

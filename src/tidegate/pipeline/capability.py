@@ -23,8 +23,10 @@ import jsonschema_rs
 from pydantic import Field, ValidationError
 
 from tidegate.core.errors import InputInvalid, OutputInvalid, SettingsError
+from tidegate.core.nesting import MAX_DEPTH
 from tidegate.core.plugins import names, nearest
 from tidegate.core.settings import Section
+from tidegate.guard.door import Action
 from tidegate.guard.terms import read_terms
 from tidegate.pipeline.faq import Faq, read_faq
 from tidegate.pipeline.rungs import Rung, check_ladder
@@ -92,6 +94,21 @@ class FaqSettings(Section):
     question: str = Field("", description="The input field that holds the question; empty: that of `retrieve.question`.")
 
 
+class CapabilityDoor(Section):
+    """What the business fields may hold, where it is not as `[door]` of tidegate.toml says."""
+
+    max_chars: int = Field(-1, ge=-1, description="Most characters of all texts together; 0: any number; -1: as `[door]` says.")
+    max_depth: int = Field(0, ge=0, le=MAX_DEPTH, description="How deep lists and objects may lie in each other; 0: as `[door]` says.")
+    control: Action | Literal["as_set"] = Field("as_set", description="Control characters: pass, mark or refuse; `as_set`: as `[door]` says.")
+    invisible: Action | Literal["as_set"] = Field("as_set", description="Characters that reorder a text or that nobody sees.")
+    encoding: Action | Literal["as_set"] = Field("as_set", description="A text read in a wrong encoding.")
+    blob: Action | Literal["as_set"] = Field("as_set", description="Long runs of encoded data.")
+    blob_chars: int = Field(0, ge=0, description="Characters from which a run of encoded data counts; 0: as `[door]` says.")
+    repetition: Action | Literal["as_set"] = Field("as_set", description="One passage over and over.")
+    repeat_chars: int = Field(0, ge=0, description="Characters from which repetition counts; 0: as `[door]` says.")
+    injection: Action | Literal["as_set"] = Field("as_set", description="Usual phrases of prompt injection.")
+
+
 class TriggerSettings(Section):
     """A sequence that stops the generation and starts a stage."""
 
@@ -114,6 +131,7 @@ class Manifest(Section):
     retrieve: Retrieve = Field(default_factory=lambda: Retrieve.model_validate({}), description="Retrieval.")
     generate: Generate = Field(default_factory=lambda: Generate.model_validate({}), description="Generation.")
     guard: CapabilityGuard = Field(default_factory=lambda: CapabilityGuard.model_validate({}), description="Terms that are banned.")
+    door: CapabilityDoor = Field(default_factory=lambda: CapabilityDoor.model_validate({}), description="What the business fields may hold.")
     triggers: list[TriggerSettings] = Field(
         default_factory=list, description="`[[triggers]]`: sequences that stop the generation and start a stage; see below."
     )

@@ -1,0 +1,118 @@
+"""The door of a route: has the guard look at what comes in, and does what the settings say: pass, mark, refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tidegate.core.ask import Ask
+from tidegate.core.errors import BadRequest, BodyTooLarge, HostileInput
+from tidegate.core.nesting import MAX_DEPTH, too_deep
+from tidegate.core.settings import Section
+from tidegate.guard.door import KINDS, Door, Kind, Mark
+from tidegate.guard.settings import DoorSettings
+
+#: The name of what the caller is told, and of its header: x-tidegate-door.
+DOOR = "door"
+_AS_SET = ("as_set", -1)
+
+
+class Entrance:
+    """The door as one route's settings have it. Costs nothing where all is passed."""
+
+    __slots__ = ("_bounded", "_door", "_max_chars", "_max_depth", "_refused", "_where", "open")
+
+    def __init__(self, settings: DoorSettings, where: str = "door") -> None:
+        """`where`: how the settings are called in what is said of them."""
+        looked_for: set[Kind] = {kind for kind in KINDS if getattr(settings, kind) != "pass"}
+        self._door = Door(looked_for, blob_chars=settings.blob_chars, repeat_chars=settings.repeat_chars)
+        self._refused = {kind for kind in KINDS if getattr(settings, kind) == "refuse"}
+        self._max_chars = settings.max_chars or 1 << 62
+        self._max_depth = settings.max_depth
+        self._where = where
+        self._bounded = settings.max_depth < MAX_DEPTH
+        #: Nothing is looked at.
+        self.open = not looked_for and not settings.max_chars and not self._bounded
+
+    def admit(self, ask: Ask, name: str, value: Any) -> None:
+        """Look at all texts in a JSON value that is called `name` in the request ("": it is the whole of it).
+
+        What is only marked is noted: in the flight as `door_marked`, and for the caller. Raises HostileInput that says what was found and where,
+        never the text; BodyTooLarge and BadRequest where it is longer or deeper than allowed.
+        """
+        if self._bounded and too_deep(value, self._max_depth):
+            raise BadRequest(
+                f"{f'`{name}`' if name else 'The body'} is nested more than {self._max_depth} levels deep.",
+                hint=f"Send it flatter; {self._where}.max_depth is the bound.", param=name or None,
+            )  # fmt: skip
+        texts: list[str] = []
+        gather(value, texts)
+        whole = texts[0] if len(texts) == 1 else "\n".join(texts)
+        if len(whole) > self._max_chars:
+            raise BodyTooLarge(
+                f"The texts have {len(whole)} characters, more than {self._max_chars}.",
+                hint=f"Send less, or ask the operator to raise {self._where}.max_chars.", param=name or None,
+            )  # fmt: skip
+        if marks := self._door.look(whole):
+            self._act(ask, marks, name, value)
+
+    def _act(self, ask: Ask, marks: list[Mark], name: str, value: Any) -> None:
+        refused = next((mark for mark in marks if mark.kind in self._refused), None)
+        kinds = [mark.kind for mark in marks]
+        if refused is None:
+            ask.flight.decide("door_marked", kinds=kinds, why=[mark.why for mark in marks])
+            ask.note(DOOR, kinds)
+            return
+        where = self._place(refused.kind, name, value)
+        ask.flight.decide("door_refused", kind=refused.kind, why=refused.why, where=where)
+        raise HostileInput(
+            f"{f'`{where}`' if where else 'The text'} holds what is refused here: {_SAYS[refused.kind]} ({refused.why}).",
+            hint=f"Leave it out. Whoever runs the gateway may let it pass with {self._where}.{refused.kind}.", param=where or None,
+        )  # fmt: skip
+
+    def _place(self, kind: Kind, name: str, value: Any) -> str:
+        """Which text it is in; "" where it takes several together."""
+        for where, text in _named(value, name):
+            if any(mark.kind == kind for mark in self._door.look(text)):
+                return where
+        return ""
+
+
+_SAYS: dict[Kind, str] = {
+    "control": "control characters", "invisible": "characters that cannot be seen or that reorder the text", "encoding": "what is no text",
+    "blob": "encoded data", "repetition": "one passage over and over", "injection": "marks of prompt injection",
+}
+
+
+def settings_of(house: DoorSettings, own: Section) -> DoorSettings:
+    """A capability's settings where it has some, else the house's. The bounds of runs are never 0: there 0 is "as set" too."""
+    said = {name: value for name, value in own.model_dump().items() if value not in _AS_SET and (value or name == "max_chars")}
+    return house.model_copy(update=said)
+
+
+def gather(value: Any, into: list[str]) -> None:
+    """All texts in a JSON value, without the names of members."""
+    kind = value.__class__
+    if kind is str:
+        into.append(value)
+    elif kind is dict:
+        for one in value.values():
+            if one.__class__ is str:
+                into.append(one)
+            else:
+                gather(one, into)
+    elif kind is list:
+        for one in value:
+            gather(one, into)
+
+
+def _named(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """The same texts, each with its path: messages[1].content."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _named(one, f"{name}.{key[:64]}" if name else key[:64])
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _named(one, f"{name}[{number}]")
