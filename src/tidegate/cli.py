@@ -340,6 +340,90 @@ def simulate(file: Path, what_ifs: tuple[str, ...], names: tuple[str, ...], seed
         _console(WIDE).print(tables.render(done))
 
 
+# -- ladders and drills --
+
+
+@main.command()
+@click.argument("capability", metavar="CAPABILITY")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@settings_options
+def ladder(capability: str, as_json: bool, config: Path | None, sets: tuple[str, ...]) -> None:
+    """Show how a capability answers where something fails: its rungs, what each rests on, and what its users are told.
+
+    CAPABILITY is GROUP/NAME, from capabilities.folders or the examples.
+    """
+    from tidegate.core.plugins import nearest
+    from tidegate.pipeline.capability import load_all
+    from tidegate.pipeline.rungs import described
+
+    folders = _settings(config, sets).capabilities.folders or [str(Path(__file__).parent / "examples" / "capabilities")]
+    known = load_all(folders)
+    if capability not in known:
+        raise SettingsError(f"There is no capability {capability!r} in {', '.join(folders)}.", hint=nearest(capability, known))
+    rows = described(known[capability])
+    if as_json:
+        click.echo(json.dumps([row._asdict() for row in rows], indent=2, ensure_ascii=False))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("rung", "answers when", "rests on", "time", "says", box=None, padding=(0, 1), pad_edge=False)
+    for row in rows:
+        table.add_row(row.rung, row.answers, Text(row.rests_on), f"{row.share:.0%}" if row.share else "", Text(row.note))
+    _console(WIDE).print(table)
+    if len(rows) == 1:
+        click.echo("It has no ladder: errors leave as they are. docs/ladder.md tells how to write one.")
+
+
+@main.command()
+@click.argument("name", metavar="NAME")
+@click.option("--capability", metavar="GROUP/NAME", help="The capability that is asked (default: the first that has a ladder).")
+@click.option("--requests", type=click.IntRange(1, 200), default=6, show_default=True, help="Requests while the part is broken.")
+@click.option("--patience", type=click.FloatRange(1, 600), default=130.0, show_default=True, metavar="S", help="Seconds after which a user gives up.")
+@click.option("--input", "inputs", metavar="JSON", multiple=True, help="Business fields to ask with (default: the examples of the input contract).")
+@click.option("--key", envvar="TIDEGATE_KEY", help="An API key (default: the first key in the data folder).")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@settings_options
+@click.pass_context
+def drill(
+    ctx: click.Context, name: str, capability: str | None, requests: int, patience: float, inputs: tuple[str, ...], key: str | None, as_json: bool,
+    config: Path | None, sets: tuple[str, ...],
+) -> None:
+    """Break a part of the `tidegate up` on this machine for a moment, ask real requests, and report what users saw.
+
+    NAME is engine-down, db-down, slots-full, slow-engine or hostile-payload. The part is whole again afterwards, whatever becomes of the drill.
+    The exit code is 1 where a user saw a bare 500 or nothing, or where it did not come back.
+    """
+    from tidegate.core.plugins import nearest
+    from tidegate.local.drill import drill as run
+    from tidegate.local.drill import drill_names
+
+    if name not in drill_names():
+        raise click.BadParameter(f"There is no drill {name!r}. {nearest(name, drill_names())}", param_hint="NAME")
+    data = _settings(config, sets).local.folder
+    fields = [_object(one) for one in inputs]
+    report = asyncio.run(run(name, data, key=key, capability=capability, inputs=fields, requests=requests, patience_s=patience))
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(report)))
+    else:
+        from tidegate.local.drill_table import render_drill
+
+        _console(WIDE).print(render_drill(report))
+    ctx.exit(0 if report.passed else 1)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise click.BadParameter(f"{text[:80]!r} is no JSON object.", param_hint="--input")
+    return value
+
+
 # -- documents --
 
 

@@ -125,6 +125,7 @@ def _routes(deps: ControlDeps) -> APIRouter:
             {
                 "path": item.path, "description": item.manifest.description, "streams": item.streams, "sha256": item.sha256,
                 "prompt": item.manifest.prompt, "input_schema": item.input_schema, "output_schema": item.output_schema,
+                "ladder": [rung.rung for rung in item.manifest.ladder],
             }
             for item in deps.capabilities.values()
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -45,6 +45,38 @@ class Rung(Section):
     def says(self) -> str:
         """What an answer of this rung says of itself."""
         return self.note or NOTES.get(self.rung, "")
+
+
+class Said(NamedTuple):
+    """One rung in words. `share`: most of the time that is left when it begins; 0: as the ladder sets it."""
+
+    rung: str
+    answers: str
+    rests_on: str
+    share: float
+    note: str
+
+
+def described(capability: Capability) -> list[Said]:
+    """The whole ladder, the full answer first; of a capability without one, the full answer alone."""
+    manifest = capability.manifest
+    retrieves = "retrieve" in manifest.stages
+    full = ", ".join((["documents"] if retrieves else []) + [f"model {manifest.model}"])
+    rows = [Said(FULL, "as long as nothing fails", full, manifest.budgets.full_share, "")]
+    for rung in manifest.ladder:
+        if rung.rung == "no_retrieval":
+            answers, rests_on = "documents cannot be searched, or make the prompt too long", f"model {manifest.model}"
+        elif rung.rung == "small_model":
+            where = ", where an engine serves it" if rung.optional else ""
+            found = ["documents already found"] if retrieves else []
+            answers, rests_on = "the model fails, is silent, is busy, or breaks the contract", ", ".join([*found, f"model {rung.model}{where}"])
+        elif rung.rung == "faq":
+            entries = len(capability.faq.entries) if capability.faq is not None else 0
+            answers, rests_on = "the question fits an entry", f"{entries} entries of {manifest.faq.file}"
+        else:
+            answers, rests_on = f"never: 503 {rung.code} (422 for broken output), with a ticket", "nothing"
+        rows.append(Said(rung.rung, answers, rests_on, rung.share, rung.message if rung.rung == "message" else rung.says))
+    return rows
 
 
 def check_ladder(file: object, capability: Capability) -> None:
