@@ -117,5 +117,7 @@ def _finite(options: Options) -> None:
         value = getattr(options, name)
         if value is not None and not (math.isfinite(value) and 0 <= value < _NEAR):
             raise BadRequest(f"--{name.replace('_', '-')} {value} is no size.", hint="Give a number of zero or more.")
+    if options.share is not None and options.share > 1:
+        raise BadRequest(f"--share {options.share} is more than the card.", hint="A part of the card: more than 0, at most 1.")
     if options.gpu_memory == 0 or options.share == 0:
         raise BadRequest("A card without memory holds nothing.", hint="--gpu-memory and --share are more than 0.")

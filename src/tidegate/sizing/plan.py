@@ -17,7 +17,7 @@ from tidegate.sizing.cache import Cache, Cells, Layout, layout
 from tidegate.sizing.cards import Card
 from tidegate.sizing.memory import GIB, Band, Engine
 from tidegate.sizing.model_config import Attention, Experts, Latent, Mlp, Model, Recurrent
-from tidegate.sizing.quantisation import WHAT_IF, kv_bits
+from tidegate.sizing.quantisation import WHAT_IF, WHAT_IF_GGUF, kv_bits
 from tidegate.sizing.serving import Serving, serving
 from tidegate.sizing.weights import VOCABULARY_PAD, padded_vocabulary, stages, total_bytes, weight_bytes
 
@@ -214,8 +214,7 @@ def _verdict(stage: Stage, wish: Wish, length: int, broken: list[str]) -> tuple[
     if stage.pool.mid <= 0:
         return "fails", [f"weights and what a step needs are {-stage.pool.mid / GIB:.2f} GiB more than the budget"]
     if needed > stage.blocks("mid"):
-        return "fails", [f"{wish.concurrency} x {length} tokens need {needed * stage.cache.block_bytes / GIB:.2f} GiB of KV cache, "
-                         f"and {stage.pool.mid / GIB:.2f} are left"]  # fmt: skip
+        return "fails", [f"{stage.pool.mid / GIB:.2f} GiB are left for it"]
     why = []
     if needed > stage.blocks("low"):
         why.append(f"it fits as expected, not at the bad end of the band ({stage.pool.low / GIB:.2f} GiB of KV cache)")
@@ -313,9 +312,11 @@ def _requests(stage: Stage, end: Literal["low", "mid", "high"], length: int) -> 
 def _what_ifs(model: Model, wish: Wish, length: int) -> Iterator[WhatIf]:
     """Changes one at a time, those that change something."""
     bits = model.quantisation.bits or model.dtype_bytes * 8
-    for name, quantisation in WHAT_IF.items():
+    packed = model.quantisation.method == "gguf"
+    for name, quantisation in (WHAT_IF_GGUF if packed else WHAT_IF).items():
         if quantisation.bits < bits * 0.9 and wish.weights_gib is None:
-            yield _what_if(f"weights in {name}", replace(model, quantisation=quantisation, weight_bytes=None), wish, length)
+            scaled = int(model.weight_bytes * quantisation.bits / bits) if packed and model.weight_bytes is not None else None
+            yield _what_if(f"weights in {name}", replace(model, quantisation=quantisation, weight_bytes=scaled), wish, length)
     cheaper = ("q8_0", "q4_0") if wish.engine.name == "llama.cpp" else ("fp8",)
     for name in cheaper:
         if kv_bits(name) < kv_bits(_kv_dtype(model, wish)):

@@ -63,6 +63,8 @@ class Quantisation:
 NONE = Quantisation("none", 0.0)
 #: Methods that can be asked for in a what-if: weight-only and runtime quantisation of everything but embeddings and head.
 WHAT_IF = {"fp8": Quantisation("fp8", 8.0), "int4": Quantisation("int4", 4.16, group=128)}
+#: The same for GGUF files, where everything is in the file's type.
+WHAT_IF_GGUF = {"Q8_0": Quantisation("gguf", 8.5, frozenset()), "Q4_K_M": Quantisation("gguf", 4.85, frozenset())}
 
 
 def kv_bits(name: str) -> float:

@@ -40,9 +40,10 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 
 def _answer(plan: Plan) -> Iterator[str]:
+    part = f" ({plan.margin:+.0%})" if plan.pool_gib > 0 else ""
     yield (
         f"{plan.verdict.upper()}: {plan.concurrency} x {plan.length} tokens need {plan.needs_gib:.2f} GiB of KV cache; "
-        f"margin {plan.margin_gib:+.2f} GiB ({plan.margin:+.0%})"
+        f"margin {plan.margin_gib:+.2f} GiB{part}"
     )
     for why in plan.why:
         yield f"  {why}"
