@@ -14,6 +14,9 @@ from tidegate.bench.scripted import Scripted
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import EngineCut, EngineRefused, EngineStalled, TidegateError
 from tidegate.core.flight import Flight
+from tidegate.engines.dialect import Dialect
+from tidegate.engines.stream import Stream
+from tidegate.engines.wire import Connection, Patience, Pool
 
 from .conftest import BOUND_S, Build, ask
 
@@ -108,6 +111,93 @@ async def test_a_taker_that_waits_gets_everything_in_order(build: Build, server:
         await stream.relay(take)
     whole = await build("openai").whole(ask("##n=60##"), Flight("test"))
     assert "".join(taken) == whole.text
+
+
+class Fed:
+    """A transport whose reads the test makes itself, several in one turn of the loop as libuv does where much is waiting."""
+
+    def __init__(self) -> None:
+        self.paused = self.closed = False
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def write(self, data: bytes) -> None:
+        return None
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def abort(self) -> None:
+        self.closed = True
+
+    close = abort
+
+
+def fed_stream() -> tuple[Stream, Connection, Fed]:
+    """A stream whose head was read, with its connection."""
+    transport = Fed()
+    conn = Connection(Pool("The engine", "http://127.0.0.1:1", Patience()))
+    conn.connection_made(transport)  # type: ignore[arg-type]
+    reply = conn.send(b"", asyncio.get_running_loop(), 60.0)
+    conn.data_received(HEAD)
+    stream = Stream(reply, Dialect("The engine"), Flight("test"), Patience(), prompt_bytes=1, max_event_bytes=1 << 20, max_answer_bytes=1 << 26)
+    return stream, conn, transport
+
+
+def words(first: int, count: int) -> bytes:
+    events = b"".join(event(content=f"{number} ") for number in range(first, first + count))
+    return b"%x\r\n%b\r\n" % (len(events), events)
+
+
+async def test_many_reads_in_one_turn_wait_for_a_busy_taker() -> None:
+    """Reads that come before the relay's task can run are kept, not given to a taker that is busy; soon the socket is paused."""
+    stream, conn, transport = fed_stream()
+    taken: list[str] = []
+    room = asyncio.Event()
+
+    def take(batch: list[Chunk]) -> Awaitable[object] | None:
+        taken.append("".join(chunk.text for chunk in batch))
+        return room.wait()
+
+    relaying = asyncio.ensure_future(stream.relay(take))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    sent = 0
+    while not transport.paused:
+        assert sent < 10_000, "the socket is never paused"
+        conn.data_received(words(sent, 100))
+        sent += 100
+    assert "".join(taken) == "".join(f"{number} " for number in range(100))
+    room.set()
+    conn.data_received(chunked(event(), b"data: [DONE]\n\n"))
+    async with asyncio.timeout(BOUND_S):
+        await relaying
+    assert "".join(taken) == "".join(f"{number} " for number in range(sent))
+
+
+async def test_a_taker_that_is_through_gets_no_more() -> None:
+    """A read in the same turn as the one at which the taker raised reaches it no more."""
+    stream, conn, _ = fed_stream()
+    taken: list[str] = []
+
+    def take(batch: list[Chunk]) -> None:
+        taken.extend(chunk.text for chunk in batch)
+        raise ValueError("mine")
+
+    relaying = asyncio.ensure_future(stream.relay(take))
+    await asyncio.sleep(0)
+    for number in range(3):
+        conn.data_received(words(number, 1))
+    async with asyncio.timeout(BOUND_S):
+        with pytest.raises(ValueError, match="mine"):
+            await relaying
+    assert taken == ["0 "]
 
 
 async def test_what_the_taker_raises_is_raised_and_frees_the_engine(build: Build, server: Scripted) -> None:

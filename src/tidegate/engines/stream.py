@@ -99,6 +99,9 @@ class Stream:
         """Called by the wire in the turn of a read. True: all is taken and more may come, the task need not wake."""
         reply, take = self._reply, self._take
         assert take is not None
+        # libuv gives up to 32 reads of 256 KB in a row before any task runs: the taker may be busy, or through, since the last of them.
+        if self._rest is not None or self._thrown is not None:
+            return False
         try:
             while reply.pieces and self._failure is None and not self._ended:
                 chunks = self._read()
