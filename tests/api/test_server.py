@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 from tidegate.api.connection import Corked
-from tidegate.api.server import listening_socket
+from tidegate.api.server import hoard_little, listening_socket
 
 
 class Recorder:
@@ -68,6 +69,22 @@ async def test_closing_loses_nothing() -> None:
     corked.close()
     assert recorder.written == [HEAD]
     assert corked.is_closing()
+
+
+def test_the_system_holds_little_for_a_client_that_does_not_read() -> None:
+    """What can be written to it before it stands still is far from the megabytes of the system's own bound."""
+    with listening_socket("127.0.0.1", 0, 16) as bound, socket.socket() as client:
+        hoard_little(bound)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        client.connect(bound.getsockname())
+        accepted, _ = bound.accept()
+        with accepted:
+            accepted.setblocking(False)
+            written = 0
+            with contextlib.suppress(BlockingIOError):
+                while written < 4_000_000:
+                    written += accepted.send(b"x" * 1000)
+    assert written < 500_000
 
 
 def test_accepted_connections_have_no_nagle_delay() -> None:

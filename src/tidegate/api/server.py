@@ -94,6 +94,18 @@ def _bounded(receive: Receive, headers: list[tuple[bytes, bytes]], limit: int) -
     return bounded
 
 
+#: Bytes that the system may hold unsent for one client, beside those on their way. Left to itself it holds megabytes for a client that does not
+#: read (net.ipv4.tcp_wmem), and we see it stand still only after them: tens of thousands of tokens that nobody may ever read.
+UNSENT_BYTES = 64 * 1024
+
+
+def hoard_little(bound: socket.socket) -> None:
+    """Have the system hold no more than UNSENT_BYTES for each client of a listening socket, where it knows how (Linux, macOS)."""
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None and bound.family in (socket.AF_INET, socket.AF_INET6):
+        bound.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)  # accepted sockets inherit it
+
+
 def listening_socket(host: str, port: int, backlog: int, *, shared: bool = False) -> socket.socket:
     """A bound socket with TCP_NODELAY: without IPPROTO_TCP on a socket made by hand, tokens stall for 40 ms. Raises OSError.
 
@@ -155,6 +167,7 @@ class _Server(uvicorn.Server):
 
 async def serve(app: Asgi, settings: ServerSettings, bound: socket.socket, on_stop: Callable[[], None]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; running answers get `server.grace_s` to finish, a second SIGINT hastens."""
+    hoard_little(bound)
     config = uvicorn.Config(
         app, http=Connection, loop="none", lifespan="off", log_config=None, access_log=False, server_header=False, ws="none", proxy_headers=False,
         ws_max_size=settings.max_body_bytes, ws_per_message_deflate=False, ws_ping_interval=None, timeout_keep_alive=settings.keep_alive_s,
