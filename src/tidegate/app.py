@@ -20,6 +20,7 @@ import msgspec
 import uvloop
 
 from tidegate import __version__
+from tidegate.admission.gate import Gate, share
 from tidegate.admission.limits import Limits
 from tidegate.api.auth import KeyRing
 from tidegate.api.capabilities import CapabilityRoute
@@ -48,7 +49,7 @@ from tidegate.pipeline.control import Ban, Control
 from tidegate.pipeline.entrance import Entrance, settings_of
 from tidegate.pipeline.ladder import Ladder
 from tidegate.pipeline.parts import Parts
-from tidegate.pipeline.stages.generate import GenerateStage
+from tidegate.pipeline.stages.generate import DEFAULT, GenerateStage
 from tidegate.retrieval.embedder_client import EmbedderClient
 from tidegate.retrieval.ingest import IngestReport, Progress
 from tidegate.retrieval.ingest import ingest as ingest_paths
@@ -83,8 +84,8 @@ WORKERS = "run/workers"
 class Gateway:
     """The rooms of one gateway process, wired. `start`, serve `door`, `stop`."""
 
-    def __init__(self, settings: Settings, embedder: Embedder | None = None) -> None:
-        """Raises SettingsError for whatever a request should not be the first to find out."""
+    def __init__(self, settings: Settings, embedder: Embedder | None = None, *, index: int = 0) -> None:
+        """`index`: which of the workers this is. Raises SettingsError for whatever a request should not be the first to find out."""
         if not settings.store.dsn:
             raise SettingsError(
                 "There is no database: store.dsn is empty.", hint="Set store.dsn (postgres://...), or use `tidegate up`, which brings its own."
@@ -107,9 +108,12 @@ class Gateway:
             self.store, settings.tenants, refresh_s=settings.server.keys_refresh_s, snapshot=data / "keys.msgpack"
         )
         sinks: list[FlightSink] = [self.spool, self.metrics, self.recent, self.flight_log]
+        self._index = index
+        self.gate = Gate(settings.admission, settings.classes)
+        self._open_lanes()
         self.house = House(
             self.keys, sinks, self.seal.derive("page sessions"), self.seal.seal, settings.server.max_body_bytes, settings.server.deadline_s,
-            settings.streams, settings.server.head_wait_s, settings.server.keepalive_s,
+            settings.streams, settings.server.head_wait_s, settings.server.keepalive_s, self.gate,
         )
         self._figures: dict[str, Any] = {}
         self._figures_ns = 0
@@ -119,6 +123,18 @@ class Gateway:
         self.door = self._build_door()
         self.metrics.know_routes(self.door.paths)
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _open_lanes(self) -> None:
+        """A lane for each model; models that the same engines serve share one, and so their slots."""
+        together: dict[tuple[str, ...], list[str]] = {}
+        engines = self.settings.engines
+        for model in self.fleet.models():
+            together.setdefault(tuple(name for name, one in engines.items() if model in one.model_names), []).append(model)
+        for names, models in together.items():
+            slots = [engines[name].slots for name in names]
+            self.gate.open(models, share(sum(slots) if all(slots) else 0, self._index, self.settings.server.workers))
+        if self.fleet.models():
+            self.gate.lanes[DEFAULT] = self.gate.lanes[self.fleet.models()[0]]
 
     def _refuse_keeping_apart(self) -> None:
         streams, workers = self.settings.streams, self.settings.server.workers
@@ -218,7 +234,7 @@ class Gateway:
             self._figures = {
                 "version": __version__, "process": process_figures(), "database": database, "embedder": embedder,
                 "engines": {engine.name: figures | self.fleet.members[engine.name].figures() for engine, figures in zip(engines, told, strict=True)},
-                "spool": self.spool.figures(), "capabilities": sorted(self.capabilities),
+                "admission": self.gate.figures(), "spool": self.spool.figures(), "capabilities": sorted(self.capabilities),
             }
             self._figures_ns = time.perf_counter_ns()
         return {**self._figures, "requests_in_flight": self._counts().in_flight}
@@ -233,7 +249,7 @@ class Gateway:
         return self.exposition.render(), CONTENT_TYPE
 
     def _own_counts(self) -> Counts:
-        return Counts(len(self.house.running), self.spool.lost, self.flight_log.dropped)
+        return Counts(len(self.house.running), self.spool.lost, self.flight_log.dropped, self.gate.counts())
 
     def _counts(self) -> Counts:
         """Of all workers."""
@@ -246,7 +262,11 @@ class Gateway:
         def up(part: str) -> Callable[[], float]:
             return lambda: float(bool((self._figures.get(part) or {}).get("up")))
 
+        def lanes(which: int) -> Callable[[], dict[str, float]]:
+            return lambda: {model: float(figures[which]) for model, figures in self._counts().lanes.items()}
+
         return {
+            **{f"tidegate_admission_{what}": lanes(which) for which, what in enumerate(("slots", "running", "waiting", "booked"))},
             "tidegate_requests_in_flight": lambda: float(self._counts().in_flight),
             "tidegate_spool_bytes": spool("bytes"),
             "tidegate_spool_max_bytes": spool("max_bytes"),
@@ -338,7 +358,7 @@ def _allow_many_connections() -> None:
 async def _serve(settings: Settings, bound: socket.socket, index: int = 0, ready: Callable[[], None] | None = None) -> None:
     """One gateway process: the only one, or the worker with this number, which says when it is `ready`."""
     async with _embedder(settings, own=index == 0) as embedder:
-        gateway = Gateway(settings, embedder)
+        gateway = Gateway(settings, embedder, index=index)
         await gateway.start()
         # What lives as long as the process need not be looked at by every collection, and requests leave few cycles behind.
         gc.collect()

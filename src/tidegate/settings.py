@@ -12,7 +12,7 @@ import msgspec
 from pydantic import Field, PrivateAttr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from tidegate.admission.settings import LimitSettings
+from tidegate.admission.settings import AdmissionSettings, ClassSettings, LimitSettings
 from tidegate.api.settings import ServerSettings, StreamSettings, TenantSettings
 from tidegate.core.errors import SettingsError
 from tidegate.core.plugins import nearest
@@ -41,6 +41,10 @@ class Settings(Section):
     streams: StreamSettings = Field(default_factory=StreamSettings, description="What happens when a client leaves, comes back or reads slowly.")
     tenants: dict[str, TenantSettings] = Field({}, description="What is kept of a tenant's traffic, by the tenant's name.")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="What one API key may use.")
+    admission: AdmissionSettings = Field(
+        default_factory=lambda: AdmissionSettings.model_validate({}), description="How long requests may wait for a slot of an engine, and how many."
+    )
+    classes: dict[str, ClassSettings] = Field({}, description="Classes of callers with a weight, by a name of your choice.")
     guard: GuardSettings = Field(default_factory=lambda: GuardSettings.model_validate({}), description="What no answer may say.")
     door: DoorSettings = Field(default_factory=lambda: DoorSettings.model_validate({}), description="What the texts of a request may hold.")
     generation: GenerationSettings = Field(

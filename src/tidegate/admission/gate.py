@@ -334,8 +334,8 @@ class Lane:
         """For /health."""
         return {
             "slots": self.slots, "running": self.running, "waiting": self.queue.waiting, "booked": self.bookings.count,
-            "forecast_s": round(self.forecast_ns() / 1e9, 3), "forecast_error_s": round(self.error_ns / 1e9, 3), "waited": self.waited,
-            "refused": self.refused, "given_up": self.given_up,
+            "forecast_s": round(self.forecast_ns() / 1e9, 3), "forecast_bound_s": self._bound_ns / 1e9,
+            "forecast_error_s": round(self.error_ns / 1e9, 3), "waited": self.waited, "refused": self.refused, "given_up": self.given_up,
         }
 
 
@@ -383,6 +383,21 @@ class Gate:
             (name, caller.tenant), self._weights[name], caller.key_id, prompt_tokens, answer_tokens, sort=capability, deadline_ns=deadline_ns
         )
 
+    def resize(self, model: str, slots: int) -> None:
+        """The model's lane has so many slots from now on; see Lane.resize. A model without a lane gets one."""
+        lane = self.lanes.get(model)
+        if lane is None:
+            self.open([model], slots)
+        elif lane.slots != slots:
+            lane.resize(slots)
+
+    def counts(self) -> dict[str, list[int]]:
+        """By lane, those that have a bound: slots, running, waiting, booked."""
+        return {
+            lane.name: [lane.slots, lane.running, lane.queue.waiting, lane.bookings.count]
+            for lane in dict.fromkeys(self.lanes.values()) if lane.slots
+        }
+
     def figures(self) -> dict[str, dict[str, Any]]:
         """By lane, those that have a bound."""
         return {lane.name: lane.figures() for lane in dict.fromkeys(self.lanes.values()) if lane.slots}
@@ -392,6 +407,11 @@ class Gate:
             self._of_key.get(caller.key_id) or self._of_tenant.get(caller.tenant) or (self._of_capability.get(capability) if capability else None)
             or STANDARD
         )
+
+
+def share(slots: int, index: int, workers: int) -> int:
+    """Worker number `index`'s share of an engine's slots: together they have all of them, or one each where there are fewer slots than workers."""
+    return max(1, slots // workers + (index < slots % workers)) if slots else 0
 
 
 def _last(flow: Flow) -> Place | None:

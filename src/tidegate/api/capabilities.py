@@ -7,14 +7,17 @@ from typing import Any
 
 import msgspec
 
+from tidegate.admission.gate import FREE, Place
 from tidegate.admission.limits import Limits
 from tidegate.api.errors import RUNG
 from tidegate.api.exchange import Exchange, Header, asking
 from tidegate.api.fields import decode_object
 from tidegate.api.leave import resume, resumes
 from tidegate.api.openai import settle
+from tidegate.api.waiting import admitted, enter, leave, turn
 from tidegate.core.ask import Ask, Landing, Passage
 from tidegate.core.chunk import Chunk, Usage
+from tidegate.core.errors import Busy
 from tidegate.core.ports import Stage
 from tidegate.pipeline.capability import Capability
 from tidegate.pipeline.entrance import Entrance
@@ -36,6 +39,7 @@ class CapabilityRoute:
         self._capability = capability
         self._ladder = ladder
         self._limits = limits
+        self._asks = any(stage.name == "generate" for stage in stages)
         self._leave = capability.manifest.leave
         budgets = capability.manifest.budgets
         self._steps = [Step(stage, budgets.retrieve_s if stage.name == "retrieve" else budgets.total_s) for stage in stages]
@@ -60,28 +64,53 @@ class CapabilityRoute:
         ticket = self._limits.admit(caller, len(body) // 4 + self._capability.manifest.generate.max_tokens)
         ask.flight.lap("limits")
         ask.stream = ask.flight.stream = _accepts_events(exchange)
+        place, busy = FREE, None
         try:
+            try:
+                place = self._enter(exchange, ask, body)
+            except Busy as error:
+                busy = self._unless_ladder(error)
+            admission = admitted(ticket, place)
             exchange.watch()
             exchange.converse(barge_in=self._capability.manifest.generate.barge_in)
             if ask.stream:
                 ask.shows_usage = "always" if _wants_usage(exchange) else "last"
-                exchange.opening = ticket.headers
+                exchange.opening = admission.headers
                 exchange.stay(self._leave.policy, self._leave.tokens)
                 events = Events(exchange, ask, self._rung)
                 ask.emit = events.emit
-                await self._run(ask)
+                await self._run(ask, place, busy)
                 await events.end(self._answer(ask))
             else:
-                await self._run(ask)
-                await exchange.json(200, msgspec.json.encode(self._answer(ask)), [*ticket.headers(), *self._rung(ask)])
+                await self._run(ask, place, busy)
+                await exchange.json(200, msgspec.json.encode(self._answer(ask)), [*admission.headers(), *self._rung(ask)])
         finally:
             settle(ticket, exchange)
+            leave(place, ask.flight)
 
-    async def _run(self, ask: Ask) -> None:
+    def _enter(self, exchange: Exchange, ask: Ask, body: bytes) -> Place:
+        """What asks no model waits for none."""
+        if not self._asks:
+            return FREE
+        manifest = self._capability.manifest
+        return enter(exchange.house.gate, ask, manifest.model, len(body) // 4, manifest.generate.max_tokens)
+
+    def _unless_ladder(self, busy: Busy) -> Busy:
+        """Where a lower rung may answer at once, nobody is sent away."""
+        if self._ladder is None:
+            raise busy
+        return busy
+
+    async def _run(self, ask: Ask, place: Place, busy: Busy | None) -> None:
+        if place.waits:
+            try:
+                await turn(place, ask.flight)
+            except Busy as error:
+                busy = self._unless_ladder(error)
         if self._ladder is None:
             await run(ask, self._steps)
         else:
-            await self._ladder.walk(ask)
+            await self._ladder.walk(ask, busy)
 
     def _rung(self, ask: Ask) -> list[Header]:
         """The header that names the rung, where there is a ladder."""

@@ -14,6 +14,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tidegate import __version__
+from tidegate.admission.gate import Gate
 from tidegate.api.auth import KeyRing, need_data, no_key, presented_key
 from tidegate.api.client import SSE_HEADERS as SSE_HEADERS
 from tidegate.api.client import Client, Room
@@ -82,6 +83,8 @@ class House:
     streams: StreamSettings = field(default_factory=StreamSettings)
     head_wait_s: float = 2.0
     keepalive_s: float = 15.0
+    #: Where requests wait for a slot; None: nothing waits.
+    gate: Gate | None = None
     running: set[Exchange] = field(default_factory=set)
     kept: KeptStreams = field(init=False)
     #: Whether a /v1 stream may have a policy for leaving other than `cancel`: only then somebody can come back.

@@ -9,11 +9,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from tidegate.admission.gate import FREE, Place
 from tidegate.admission.limits import Limits, Ticket
 from tidegate.api.events import EventMaker, usage_fields
 from tidegate.api.exchange import MOST_NAME_CHARS, Exchange, asking
 from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check_lists, check_messages, check_prompt, decode_object, stream_options
 from tidegate.api.leave import resume, resumes, stay_as_asked
+from tidegate.api.waiting import Admission, admitted, enter, leave, turn
 from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import BadRequest, MethodNotAllowed, StoreDown
@@ -59,17 +61,21 @@ class GenerationRoute:
             ask.flight.lap("parse")  # also of a body that is refused
         call = ask.call
         assert call is not None
-        ticket = self._limits.admit(caller, estimate_prompt_tokens(call) + _answer_tokens(call.body))
+        prompt_tokens, wanted = estimate_prompt_tokens(call), _wanted_tokens(call.body)
+        ticket = self._limits.admit(caller, prompt_tokens + (wanted or _DEFAULT_ANSWER_TOKENS))
         ask.flight.lap("limits")
+        place = FREE
         try:
+            place = enter(exchange.house.gate, ask, call.model, prompt_tokens, wanted)
             exchange.watch()
             exchange.converse()
             if ask.stream:
-                await self._stream(exchange, ask, ticket)
+                await self._stream(exchange, ask, admitted(ticket, place), place)
             else:
-                await self._whole(exchange, ask, ticket)
+                await self._whole(exchange, ask, admitted(ticket, place), place)
         finally:
             settle(ticket, exchange)
+            leave(place, ask.flight)
 
     def _parse(self, ask: Ask, body: bytes, *, streams: bool) -> None:
         """`streams`: the answer is a stream without being asked for as one."""
@@ -98,17 +104,21 @@ class GenerationRoute:
         ask.call = EngineCall(self._kind, named or DEFAULT, fields, body if usable else None)
         ask.flight.model = named[:MOST_NAME_CHARS] if named else ""
 
-    async def _whole(self, exchange: Exchange, ask: Ask, ticket: Ticket) -> None:
+    async def _whole(self, exchange: Exchange, ask: Ask, admission: Admission, place: Place) -> None:
+        if place.waits:
+            await turn(place, ask.flight)
         await run(ask, self._steps)
         answer = ask.whole
         assert answer is not None
         body = answer.raw if answer.raw is not None else _whole_body(self._kind, ask, answer)
-        await exchange.json(200, body, ticket.headers())
+        await exchange.json(200, body, admission.headers())
 
-    async def _stream(self, exchange: Exchange, ask: Ask, ticket: Ticket) -> None:
-        exchange.opening = ticket.headers
+    async def _stream(self, exchange: Exchange, ask: Ask, admission: Admission, place: Place) -> None:
+        exchange.opening = admission.headers
         stay_as_asked(exchange)
-        relay = Relay(self._kind, exchange, ticket, ask)
+        if place.waits:
+            await turn(place, ask.flight)
+        relay = Relay(self._kind, exchange, admission, ask)
         ask.emit = relay.emit
         await run(ask, self._steps)
         await exchange.end_stream(DONE)
@@ -118,10 +128,10 @@ class Relay:
     """Writes chunks as OpenAI events: the engine's own exactly as it said them, the others made here. The head waits for the first event, so
     that an error keeps its status."""
 
-    def __init__(self, kind: Kind, exchange: Exchange, ticket: Ticket, ask: Ask) -> None:
+    def __init__(self, kind: Kind, exchange: Exchange, admission: Admission, ask: Ask) -> None:
         self._kind: Kind = kind
         self._exchange = exchange
-        self._ticket = ticket
+        self._admission = admission
         self._shows_usage = ask.shows_usage != "never"
         self._counted = ask if ask.shows_usage == "always" else None
         self._begun = False
@@ -151,7 +161,7 @@ class Relay:
         if self._maker is None:
             self._first = batch[0].raw
         exchange = self._exchange
-        return exchange.write(piece) if exchange.started else exchange.start_stream(piece, self._ticket.headers())
+        return exchange.write(piece) if exchange.started else exchange.start_stream(piece, self._admission.headers())
 
     def _made(self, batch: list[Chunk], chunk: Chunk) -> bytes:
         """The events of a chunk that did not come as one."""
@@ -184,9 +194,10 @@ def settle(ticket: Ticket, exchange: Exchange) -> None:
         ticket.refund()
 
 
-def _answer_tokens(body: dict[str, Any]) -> int:
+def _wanted_tokens(body: dict[str, Any]) -> int:
+    """The most that the answer may have; 0 where that is not said."""
     wanted = int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)
-    return wanted if wanted > 0 else _DEFAULT_ANSWER_TOKENS  # -1 means "without end" to some engines
+    return wanted if wanted > 0 else 0  # -1 means "without end" to some engines
 
 
 def _whole_body(kind: Kind, ask: Ask, answer: EngineAnswer) -> bytes:

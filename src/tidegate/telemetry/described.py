@@ -39,6 +39,10 @@ FOLDED = (
     ),
     Described("tidegate_errors_total", "counter", ("code",), "Finished requests that carried an error, by its code."),
     Described(
+        "tidegate_admission_forecast_error_seconds", "histogram", ("side",),
+        "How far the forecast of the wait was off, of requests that waited for a slot: late where they waited longer than was forecast, else early.",
+    ),
+    Described(
         "tidegate_flights_thinned_total", "counter", (), "Flights recorded without token stamps because the spool was near its bound."
     ),
 )
@@ -55,6 +59,10 @@ READ = (
     Described(
         "tidegate_engine_admitted", "gauge", ("engine",), "1 where requests are sent to the engine, 0 where it failed a check that it must pass."
     ),
+    Described("tidegate_admission_slots", "gauge", ("model",), "Slots of a model's engines, of models that have a bound."),
+    Described("tidegate_admission_running", "gauge", ("model",), "Requests that have a slot."),
+    Described("tidegate_admission_waiting", "gauge", ("model",), "Requests that wait for a slot."),
+    Described("tidegate_admission_booked", "gauge", ("model",), "Places that are booked for callers who were told to come back."),
     Described("tidegate_keys", "gauge", ("role",), "API keys that are known and not revoked."),
     Described("tidegate_log_dropped_total", "counter", (), "Log lines of flights left out because stderr was not being read."),
 )

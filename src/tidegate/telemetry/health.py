@@ -29,7 +29,8 @@ def health(figures: Mapping[str, Any], newest: Sequence[FlightRecord], now_unix_
 
     `figures` may hold (a missing one is left out of the document, never invented):
     `requests_in_flight` int; `database` {up, round_trip_ms, why}; `engines` {name: {up, why, ...}}; `embedder` {up, why, ...};
-    `spool` {bytes, max_bytes, near, lost, rejected, last_drain_error, ...}; and anything else, passed on
+    `spool` {bytes, max_bytes, near, lost, rejected, last_drain_error, ...};
+    `admission` {model: {slots, waiting, forecast_s, forecast_bound_s, ...}}; and anything else, passed on
     as it is (`process`, `version`, ...).
 
     Returns `status` (ok, degraded, down), `why` (a sentence per bad figure: what it means, what to do), `traffic`, and the figures.
@@ -181,8 +182,22 @@ def _errors(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Find
     ]
 
 
+def _admission(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
+    lanes: Mapping[str, Mapping[str, Any]] = figures.get("admission", {})
+    return [
+        (
+            "degraded",
+            f"All {lane['slots']} slots for {model!r} are taken, {lane['waiting']} requests wait, and a newcomer would wait "
+            f"{lane['forecast_s']:.1f} s: requests are refused with busy and told when to come back. Add slots or engines, or raise "
+            "admission.forecast_s.",
+        )
+        for model, lane in lanes.items()
+        if lane["waiting"] and lane["forecast_s"] > lane["forecast_bound_s"]
+    ]
+
+
 _JUDGES: tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], list[Finding]], ...] = (
-    _engines, _database, _embedder, _spool, _errors,
+    _engines, _database, _embedder, _spool, _errors, _admission,
 )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import KeptText
-from tidegate.telemetry.histogram import GAP_BOUNDS_S, PART_BOUNDS_S, REQUEST_BOUNDS_S, Histogram
+from tidegate.telemetry.histogram import FORECAST_BOUNDS_S, GAP_BOUNDS_S, PART_BOUNDS_S, REQUEST_BOUNDS_S, Histogram
 
 #: Distinct values of one label; what comes after is counted under OTHER, so that no caller can grow the metrics without bound.
 MAX_NAMES = 64
@@ -67,6 +67,7 @@ class Counted(msgspec.Struct, array_like=True):
     errors: dict[str, int]
     thinned: int
     gaps: Told
+    forecasts: dict[str, Told] = {}
 
 
 def _told(histogram: Histogram) -> Told:
@@ -94,6 +95,7 @@ class Metrics:
         self._errors: dict[str, int] = {}
         self._thinned = 0
         self._gaps = Histogram(GAP_BOUNDS_S)
+        self._forecasts: dict[str, Histogram] = {}
         self._waiting: list[FlightRecord] = []
         self._waiting_stamps = 0
         self._capabilities, self._models = Names(capabilities), Names(models)
@@ -148,6 +150,12 @@ class Metrics:
         self._fold()
         return self._gaps
 
+    @property
+    def forecasts(self) -> dict[str, Histogram]:
+        """How far forecast waits were off, of requests that waited: `late` where they waited longer than forecast, else `early`."""
+        self._fold()
+        return self._forecasts
+
     def _fold(self) -> None:
         """Count what waits."""
         waiting, self._waiting, self._waiting_stamps = self._waiting, [], 0
@@ -172,6 +180,9 @@ class Metrics:
             tokens[2] += usage.cached_tokens
             if record.error_code:
                 self._count_error(record.error_code)
+            for _, what, facts in record.decisions:
+                if what == "queued":
+                    self._count_forecast(facts["waited_s"] - facts["forecast_s"])
             if record.thinned:
                 self._thinned += 1
             if len(record.token_ns) > 1:
@@ -187,6 +198,7 @@ class Metrics:
             [(key, series.count, _told(series.whole), _told(series.first_token)) for key, series in self.series.items()],
             {part: _told(histogram) for part, histogram in self.parts.items()},
             (self.tokens[True], self.tokens[False]), self.errors, self.thinned, _told(self.gaps()),
+            {side: _told(histogram) for side, histogram in self.forecasts.items()},
         )
 
     def add(self, other: Counted) -> None:
@@ -204,6 +216,8 @@ class Metrics:
             self._errors[code] = self._errors.get(code, 0) + count
         self._thinned += other.thinned
         _add(self._gaps, other.gaps)
+        for side, told in other.forecasts.items():
+            _add(self._forecasts.setdefault(side, Histogram(FORECAST_BOUNDS_S)), told)
 
     def _open(self, record: FlightRecord) -> Series:
         # A name that became OTHER comes here each time: to remember it would let made-up names fill the memory.
@@ -219,6 +233,10 @@ class Metrics:
 
     def _open_part(self, part: str) -> Histogram:
         return self._parts.setdefault(self._part_names.label(part), Histogram(PART_BOUNDS_S))
+
+    def _count_forecast(self, error_s: float) -> None:
+        side = "late" if error_s > 0 else "early"
+        self._forecasts.setdefault(side, Histogram(FORECAST_BOUNDS_S)).add(round(abs(error_s) * 1e9))
 
     def _count_error(self, code: str) -> None:
         code = self._codes.label(code)

@@ -27,6 +27,8 @@ class Counts(msgspec.Struct, array_like=True):
     in_flight: int
     spool_lost: int
     log_dropped: int
+    #: By model: slots, running, waiting, booked.
+    lanes: dict[str, list[int]] = {}
 
 
 class _File(msgspec.Struct, array_like=True):
@@ -89,6 +91,9 @@ class Shared:
             total.log_dropped += told.counts.log_dropped
             if _lives(pid):
                 total.in_flight += told.counts.in_flight
+                for model, figures in told.counts.lanes.items():
+                    own = total.lanes.get(model, [0] * len(figures))
+                    total.lanes[model] = [mine + theirs for mine, theirs in zip(own, figures, strict=True)]
         return total
 
     def _others(self) -> Iterator[tuple[int, _File]]:

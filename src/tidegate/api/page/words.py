@@ -31,6 +31,7 @@ PARTS = {
     "read": "the body came in: a slow client shows here",
     "parse": "the body was decoded and checked",
     "limits": "the key's limits",
+    "queue": "a slot of an engine was waited for",
     "retrieve": "the question became a vector, and passages were searched",
     "prompt": "the prompt version was rendered",
     "engine.connect": "an idle connection was taken, or a new one made",

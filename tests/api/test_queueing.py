@@ -1,0 +1,209 @@
+"""Waiting for a slot as a caller sees it: a real gateway before a scripted engine with two slots."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from tests.api.conftest import House, add_keys, start_gateway, start_scripted, stop, until, url_of
+
+from tidegate.stores.migrate import migrate
+
+#: An answer of the engine that lasts until its client is done with it.
+LONG = "##t=1,i=50,n=20000##"
+QUICK = "##t=1,i=1,n=2##"
+
+
+@pytest.fixture(scope="module")
+def gated(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A gateway of its own whose engine has two slots; the forecast may be an hour."""
+    yield from gateway(postgres_dsn, tmp_path_factory, TIDEGATE_ADMISSION__FORECAST_S="3600", TIDEGATE_SERVER__HEAD_WAIT_S="0.2")
+
+
+@pytest.fixture(scope="module")
+def hasty(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One at which nobody may wait, and whose requests end after two seconds."""
+    yield from gateway(postgres_dsn, tmp_path_factory, TIDEGATE_ADMISSION__FORECAST_S="0.001")
+
+
+def gateway(dsn: str, folders: pytest.TempPathFactory, **more: str) -> Iterator[House]:
+    migrate(dsn)
+    keys = asyncio.run(add_keys(dsn))
+    data = folders.mktemp("gated")
+    engine, engine_url = start_scripted()
+    process = start_gateway(data, dsn, engine_url, TIDEGATE_ENGINES__SCRIPTED__SLOTS="2", **more)
+    try:
+        yield House(url_of(data, process), engine_url, keys, data, process)
+    finally:
+        stop(process)
+        stop(engine)
+
+
+def lane(house: House) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(house.url + "/health").json()["admission"]["scripted"]
+    return found
+
+
+class Streams:
+    """Answers that run until they are let go."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self._ends: list[threading.Event] = []
+        self._pool = ThreadPoolExecutor(8)
+        self._running: list[Future[None]] = []
+
+    def start(self, key: str = "data", **headers: str) -> Callable[[], None]:
+        """One that has a slot or waits for it; what is returned has its client leave."""
+        end = threading.Event()
+        self._ends.append(end)
+        self._running.append(self._pool.submit(self._read, end, key, headers))
+        return end.set
+
+    def _read(self, end: threading.Event, key: str, headers: dict[str, str]) -> None:
+        body = {"messages": [{"role": "user", "content": LONG}], "stream": True}
+        with self.house.client(key) as client, client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+            for _ in answer.iter_raw():
+                if end.wait(0.01):
+                    return
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.set()
+        for one in self._running:
+            one.result(30)
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def streams(gated: House) -> Iterator[Streams]:
+    made = Streams(gated)
+    yield made
+    made.close()
+    until(lambda: lane(gated)["running"] == lane(gated)["waiting"] == 0, "the end of all")
+
+
+def fill(house: House, streams: Streams) -> list[Callable[[], None]]:
+    ends = [streams.start() for _ in range(2)]
+    until(lambda: lane(house)["running"] == 2, "two that run")
+    return ends
+
+
+def test_a_third_waits_and_is_told_how_long(gated: House, streams: Streams) -> None:
+    """The engine is never given more than its slots; who waited has it in a header, in a lap and in a decision with the forecast."""
+    ends = fill(gated, streams)
+    with ThreadPoolExecutor(1) as pool:
+        third = pool.submit(gated.chat, QUICK)
+        until(lambda: lane(gated)["waiting"] == 1, "one that waits")
+        assert gated.stats()["active"] == 2
+        ends[0]()
+        answer = third.result(30)
+    assert answer.status_code == 200
+    waited_ms = int(answer.headers["x-tidegate-queue-ms"])
+    flight = gated.flight(answer.headers["x-request-id"])
+    queue_ns = sum(spent_ns for part, spent_ns in flight["laps"] if part == "queue")
+    assert abs(queue_ns / 1e6 - waited_ms) < 50
+    (queued,) = [facts for _, what, facts in flight["decisions"] if what == "queued"]
+    assert queued["tenant_class"] == "standard"
+    assert queued["ahead"] == 0
+    assert abs(queued["waited_s"] * 1000 - waited_ms) <= 1
+    metrics = httpx.get(gated.url + "/metrics").text
+    assert 'tidegate_admission_slots{model="scripted"} 2.0' in metrics
+    assert "tidegate_admission_forecast_error_seconds_count" in metrics
+
+
+def test_who_gets_a_slot_at_once_is_not_told_of_a_queue(gated: House) -> None:
+    """Where nothing waits there is no header, no lap and no decision."""
+    answer = gated.chat(QUICK)
+    assert "x-tidegate-queue-ms" not in answer.headers
+    flight = gated.flight(answer.headers["x-request-id"])
+    assert "queue" not in [part for part, _ in flight["laps"]]
+    assert "queued" not in [what for _, what, _ in flight.get("decisions", [])]
+
+
+def test_a_client_that_leaves_while_it_waits_frees_its_place(gated: House, streams: Streams) -> None:
+    """Its place is gone at once, its flight says that it left, and nothing was sent to the engine for it."""
+    fill(gated, streams)
+    before = gated.stats()["requests"]
+    leave = streams.start()
+    until(lambda: lane(gated)["waiting"] == 1, "one that waits")
+    leave()
+    until(lambda: lane(gated)["waiting"] == 0, "its place freed")
+    assert lane(gated)["running"] == 2
+    until(lambda: any(one["end"] == "client_gone" and not one.get("engine") for one in gated.flights()), "its flight")
+    assert gated.stats()["requests"] == before
+
+
+def test_a_waiting_stream_has_its_head_and_comments(gated: House, streams: Streams) -> None:
+    """A stream that waits longer than the head may wait begins with comments, so that proxies keep it; the answer follows in it."""
+    ends = fill(gated, streams)
+    body = {"messages": [{"role": "user", "content": QUICK}], "stream": True}
+    with gated.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        assert next(lines).startswith(": waiting")
+        until(lambda: lane(gated)["waiting"] == 1, "one that waits")
+        ends[0]()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_a_newer_message_frees_the_place_of_the_older_one(gated: House, streams: Streams) -> None:
+    """Barge-in cuts also what still waits: the queue holds the newer message alone."""
+    fill(gated, streams)
+    mine = {"x-tidegate-conversation": "one", "x-tidegate-barge-in": "1"}
+    streams.start(**mine)
+    until(lambda: lane(gated)["waiting"] == 1, "the older one")
+    streams.start(**mine)
+    until(lambda: any(one.get("error_code") == "superseded" for one in gated.flights()), "the cut")
+    until(lambda: lane(gated)["waiting"] == 1, "the newer one alone")
+
+
+def test_a_wait_over_the_bound_is_429_with_retry_after(hasty: House) -> None:
+    """The third is refused at once with `busy`, the instant of its place, and a flight that ended as refused."""
+    streams = Streams(hasty)
+    try:
+        fill(hasty, streams)
+        answer = hasty.chat(QUICK)
+        assert answer.status_code == 429
+        error = answer.json()["error"]
+        assert (error["code"], error["type"]) == ("busy", "rate_limit_error")
+        assert int(answer.headers["retry-after"]) >= error["retry_after_s"] > 0
+        flight = hasty.flight(error["trace_id"])
+        assert flight["end"] == "refused"
+        assert [facts["code"] for _, what, facts in flight["decisions"] if what == "not_queued"] == ["busy"]
+        until(lambda: lane(hasty)["booked"] == 1, "the booked place")
+    finally:
+        streams.close()
+    until(lambda: lane(hasty)["running"] == 0, "the end of all")
+
+
+def test_a_capability_is_refused_alike(hasty: House) -> None:
+    """A capability that asks the model stands in the same queue as /v1."""
+    streams = Streams(hasty)
+    try:
+        fill(hasty, streams)
+        with hasty.client() as client:
+            answer = client.post("/api/v1/test/stream", json={"order": QUICK})
+        assert answer.status_code == 429
+        assert answer.json()["error"]["code"] == "busy"
+    finally:
+        streams.close()
+    until(lambda: lane(hasty)["running"] == 0, "the end of all")
+
+
+def test_the_deadline_holds_while_a_request_waits(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A request whose time is up in the queue ends as deadline_exceeded, and its place is free."""
+    for house in gateway(postgres_dsn, tmp_path_factory, TIDEGATE_SERVER__DEADLINE_S="1.5"):
+        for _ in range(10):  # so that the forecast of the third is short, and it is let in
+            assert house.chat(QUICK).status_code == 200
+        with ThreadPoolExecutor(3) as pool:
+            answers = [one.result(30) for one in [pool.submit(house.chat, LONG) for _ in range(3)]]
+        assert {answer.status_code for answer in answers} == {504}
+        assert {json.loads(answer.content)["error"]["code"] for answer in answers} == {"deadline_exceeded"}
+        until(lambda: lane(house)["running"] == lane(house)["waiting"] == 0, "the end of all")  # noqa: B023
