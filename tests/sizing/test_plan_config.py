@@ -88,6 +88,45 @@ def test_counted_weights_are_those_that_the_makers_state() -> None:
     assert total_bytes(made) / GIB == pytest.approx(14.96, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("billions", "config"),
+    [
+        (671.0, {
+            "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128,
+            "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+            "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+            "v_head_dim": 128, "vocab_size": 129280,
+        }),
+        (456.0, {
+            "model_type": "minimax", "hidden_size": 6144, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+            "head_dim": 128, "intermediate_size": 9216, "num_local_experts": 32, "num_experts_per_tok": 2, "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 10,
+            "vocab_size": 200064,
+        }),
+        (51.6, {
+            "model_type": "jamba", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "intermediate_size": 14336, "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1,
+            "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_dt_rank": 256, "vocab_size": 65536,
+        }),
+        (8.9, {
+            "model_type": "nemotron_h", "hidden_size": 4480, "num_hidden_layers": 56, "num_attention_heads": 40, "num_key_value_heads": 8,
+            "head_dim": 128, "intermediate_size": 15680, "mamba_num_heads": 128, "mamba_head_dim": 80, "ssm_state_size": 128, "n_groups": 8,
+            "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", "vocab_size": 131072,
+        }),
+        (32.2, {
+            "model_type": "granitemoehybrid", "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "intermediate_size": 768, "shared_intermediate_size": 1536, "num_local_experts": 72, "num_experts_per_tok": 10,
+            "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128,
+            "vocab_size": 100352, "tie_word_embeddings": True,
+        }),
+    ],
+    ids=["DeepSeek-V3", "MiniMax-Text-01", "Jamba-1.5-Mini", "Nemotron-Nano-9B-v2", "Granite-4.0-H-Small"],
+)  # fmt: skip
+def test_the_weights_of_intricate_families_add_up(billions: float, config: dict[str, Any]) -> None:
+    """Experts, latent attention and recurrent layers are counted as their makers count them, to half a percent."""
+    made = from_config({"tie_word_embeddings": False, **config}, "config.json", name="model")
+    assert parameters(made) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
 def test_the_language_model_of_a_nested_config_is_found() -> None:
     """A model of several parts keeps the language model's fields one level down, or two."""
     for nested in ({"text_config": LLAMA}, {"thinker_config": {"text_config": LLAMA}}):
@@ -252,7 +291,7 @@ def test_a_gguf_hybrid_has_states_where_it_has_no_heads(tmp_path: Path) -> None:
         ({"num_hidden_layers": 1.5}, "num_hidden_layers is 1.5"),
         ({"num_hidden_layers": math.nan}, "num_hidden_layers is nan"),
         ({"num_hidden_layers": [32]}, "num_hidden_layers is [32]"),
-        ({"vocab_size": 10**30}, "vocab_size is 1"),
+        ({"vocab_size": 10**30}, "vocab_size is a number of 100 bits"),
         ({"num_key_value_heads": 7}, "num_key_value_heads 7"),
         ({"torch_dtype": "float7"}, "torch_dtype is 'float7'"),
         ({"torch_dtype": 16}, "torch_dtype is 16"),
@@ -270,6 +309,10 @@ def test_a_gguf_hybrid_has_states_where_it_has_no_heads(tmp_path: Path) -> None:
         ({"sliding_window": "wide"}, "sliding_window is 'wide'"),
         ({"text_config": 7}, "text_config"),
         ({"hybrid_override_pattern": "MMQ"}, "hybrid_override_pattern"),
+        ({"block_configs": [{}]}, "block_configs"),
+        ({"cross_attention_layers": [3]}, "cross_attention_layers"),
+        ({"intermediate_size": [14336] * 31}, "intermediate_size names 31"),
+        ({"attn_type_list": [1, 0]}, "attn_type_list names 2"),
     ],
 )
 def test_a_config_that_cannot_be_planned_says_which_field(changes: dict[str, Any], named: str) -> None:

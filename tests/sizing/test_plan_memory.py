@@ -110,6 +110,12 @@ def test_beside_a_state_blocks_grow_to_its_size() -> None:
     assert made.copies == 4
 
 
+def test_a_mamba_state_is_kept_in_the_models_type() -> None:
+    """Nemotron Nano 9B v2 has blocks of 672 tokens (vllm-project/vllm, issue 24280, names it)."""
+    mamba = Recurrent(128, 80, 128, 128 * 80 + 2 * 8 * 128, 4, 1, 2)
+    assert cache(*[mamba] * 27, *[Attention(40, 8, 128, 128)] * 4).block_tokens == 672
+
+
 def test_a_state_costs_the_same_whatever_the_length() -> None:
     """Prefix caching keeps a second state, a drafted token one more each."""
     made = cache(DELTA, DELTA, prefix_caching=False)

@@ -70,6 +70,7 @@ def test_a_plan_takes_what_the_engine_says(serve: Serve, tmp_path: Path) -> None
     assert (made.kv_dtype, made.length, made.budget_gib) == ("fp8", 8192, pytest.approx(23.55 * 0.85))
     assert compared is not None
     assert compared.error == pytest.approx(made.tokens / (2596 * 16) - 1)
+    assert compared.planned == made.blocks * 16
     given, _ = make_plan(tmp_path, Options(gpu="RTX-4090", observe=url, kv_dtype="bf16", length=4096, share=0.9))
     assert (given.kv_dtype, given.length, given.budget_gib) == ("bf16", 4096, pytest.approx(23.55 * 0.9))
 
@@ -93,7 +94,7 @@ def test_the_real_llama_cpp_beside_its_plan(llama_url: str, llama_key: str) -> N
     (file,) = Path(spec.origin).parent.glob("*.gguf")
     made, compared = make_plan(file, Options(gpu_memory=4.0, observe=llama_url), api_key=llama_key)
     assert compared is not None
-    assert (compared.observed.slots, compared.observed.length) == (4, 2048)
+    assert (compared.observed.slots, compared.observed.length, compared.error) == (4, 2048, None)
     assert (made.engine, made.concurrency, made.length, made.verdict) == ("llama.cpp", 4, 2048, "fits")
     assert made.kv_bytes_per_token == 30 * 2 * 3 * 64 * 2
 

@@ -57,8 +57,7 @@ def make_plan(path: Path, options: Options, *, api_key: str | None = None) -> tu
     model = read_model(path)
     seen = observe(options.observe, api_key=api_key) if options.observe else None
     made = plan(model, wish(model, options, seen))
-    planned = made.tokens if seen is None or seen.slots is None else made.longest
-    return made, compare(planned, seen) if seen is not None else None
+    return made, compare(made.blocks * made.block_tokens, seen) if seen is not None else None
 
 
 def wish(model: Model, options: Options, seen: Observed | None = None) -> Wish:

@@ -21,6 +21,11 @@ _NOT_GATED = {
 _TIED = {"gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "cohere", "cohere2", "gpt2", "opt", "bloom", "falcon", "mpt"}
 #: Architectures whose cache follows rules that are not written here. Guessing would be worse than saying so.
 _UNKNOWN_CACHE = {"deepseek_v4": "its cache is compressed by ratios", "rwkv": "its states are not known", "xlstm": "its states are not known"}
+#: Fields that give layers a shape of their own, each under rules that are not written here.
+_UNKNOWN_FIELDS = {
+    "block_configs": "its layers differ from each other", "num_key_value_heads_per_layer": "its layers have heads of their own numbers",
+    "cross_attention_layers": "some of its layers look at images", "block_types": "its layers alternate with a recurrence that is not known",
+}  # fmt: skip
 _FULL = {"full_attention", "attention", "global", "full", "moe"}
 _SLIDING = {"sliding_attention", "sliding", "local", "local_attention", "swa"}
 _LINEAR = {"linear_attention", "mamba", "mamba2", "recurrent", "linear", "gdn", "kda", "conv"}
@@ -35,6 +40,9 @@ def from_config(values: Mapping[str, Any], where: str, *, name: str, weight_byte
         raise text.refused(f"model_type is {kind}: {_UNKNOWN_CACHE[kind]}")
     if top.flag("is_encoder_decoder"):
         raise top.refused("it is an encoder-decoder model, and only decoders are planned")
+    for name_of, why in _UNKNOWN_FIELDS.items():
+        if text.has(name_of):
+            raise text.refused(f"there is {name_of} in it: {why}")
     architectures = top.names("architectures") or []
     hidden = text.whole("hidden_size", "n_embd", "d_model", "dim", most=1 << 20)
     count = text.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers", most=MOST_LAYERS)
@@ -120,6 +128,14 @@ def _kinds(text: Fields, kind: str, count: int) -> list[str]:
     if text.has("attn_layer_period"):  # Jamba
         period, offset = text.whole("attn_layer_period", most=MOST_LAYERS), text.whole("attn_layer_offset", default=0, least=0, most=MOST_LAYERS)
         return ["full" if number % period == offset else "linear" for number in range(count)]
+    if text.has("attn_type_list"):  # MiniMax: 1 sees everything, 0 is lightning attention
+        marks = text.wholes("attn_type_list") or []
+        if len(marks) != count:
+            raise text.refused(f"attn_type_list names {len(marks)} layers, and there are {count}")
+        return ["full" if mark else "linear" for mark in marks]
+    if text.has("attn_layer_indices"):  # Bamba
+        attending = set(text.wholes("attn_layer_indices") or ())
+        return ["full" if number in attending else "linear" for number in range(count)]
     if kind == "falcon_h1":
         return ["both"] * count
     if kind in ("mamba", "mamba2", "falcon_mamba"):
@@ -213,11 +229,16 @@ def _recurrent(text: Fields, hidden: int) -> Recurrent:
         mixed = 2 * keys * key_dim + values * value_dim
         weights = hidden * (mixed + values * value_dim + 2 * values) + values * value_dim * hidden
         return Recurrent(values, value_dim, key_dim, mixed, text.whole("linear_conv_kernel_dim", default=4, most=64), weights, _state_bytes(text))
+    if text.has("attn_type_list"):  # lightning attention: the sum of keys times values, without a convolution
+        seen = _attention(text, hidden, None, owns_cache=True)
+        return Recurrent(seen.heads, seen.head_dim, seen.head_dim, 0, 1, 5 * hidden * seen.heads * seen.head_dim)
+    if text.has("conv_L_cache"):  # LFM2: a gated short convolution, without a state behind it
+        return Recurrent(hidden, 0, 0, hidden, text.whole("conv_L_cache", most=64), 4 * hidden * hidden)
     inner = text.inner("linear_attn_config")
-    if inner is not None and inner.has("num_heads"):
+    if inner is not None and inner.has("num_heads"):  # Kimi Linear keeps its state in 32 bits (vLLM, mamba_utils.py, kda_state_dtype)
         heads, dim = inner.whole("num_heads", most=1 << 16), inner.whole("head_dim", most=1 << 16)
         weights = 4 * hidden * heads * dim + 2 * (hidden * dim + dim * heads * dim) + hidden * heads
-        return Recurrent(heads, dim, dim, 3 * heads * dim, inner.whole("short_conv_kernel_size", default=4, most=64), weights, _state_bytes(text))
+        return Recurrent(heads, dim, dim, 3 * heads * dim, inner.whole("short_conv_kernel_size", default=4, most=64), weights, 4)
     state = text.whole("mamba_d_state", "ssm_state_size", "state_size", "d_state", default=16 if text.has("mamba_dt_rank") else None, most=1 << 16)
     kernel = text.whole("mamba_d_conv", "conv_kernel", "d_conv", default=4, most=64)
     if text.has("mamba_n_heads", "mamba_num_heads", "num_heads"):
@@ -227,16 +248,17 @@ def _recurrent(text: Fields, hidden: int) -> Recurrent:
         inner_size = heads * dim
         channels = inner_size + 2 * groups * state
         weights = hidden * (inner_size + channels + heads) + inner_size * hidden
-        return Recurrent(heads, dim, state, channels, kernel, weights, _state_bytes(text, default=2))
+        return Recurrent(heads, dim, state, channels, kernel, weights, _state_bytes(text))
     inner_size = text.whole("mamba_expand", "expand", default=2, most=64) * hidden
     rank = text.whole("mamba_dt_rank", "time_step_rank", default=-(-hidden // 16), most=1 << 20)
     weights = 3 * hidden * inner_size + inner_size * (rank + 2 * state) + rank * inner_size + inner_size * state
-    return Recurrent(inner_size, 1, state, inner_size, kernel, weights, _state_bytes(text, default=2))
+    return Recurrent(inner_size, 1, state, inner_size, kernel, weights, _state_bytes(text))
 
 
-def _state_bytes(text: Fields, default: int = 4) -> int:
+def _state_bytes(text: Fields) -> int:
+    """vLLM keeps a state in the model's type, unless the config names another."""
     name = text.text("mamba_ssm_dtype")
-    return DTYPE_BITS[name] // 8 if name in DTYPE_BITS else default
+    return DTYPE_BITS[name] // 8 if name in DTYPE_BITS else 2
 
 
 # -- feed-forward --
@@ -250,6 +272,11 @@ def _feed_forward(text: Fields, kind: str, hidden: int, number: int, *, gated: b
     if text.has("intermediate_size_mlp"):  # Llama 4: dense layers are wider than an expert
         return Mlp(text.whole("intermediate_size_mlp", most=1 << 24), gated)
     names = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff")
+    widths = text.values.get("intermediate_size")
+    if isinstance(widths, list):  # Gemma 3n: one for each layer
+        if number >= len(widths):
+            raise text.refused(f"intermediate_size names {len(widths)} layers, and there are more")
+        return Mlp(Fields({"intermediate_size": widths[number]}, text.where).whole("intermediate_size", most=1 << 24), gated)
     if text.has(*names):
         return Mlp(text.whole(*names, most=1 << 24), gated)
     if gated and kind:

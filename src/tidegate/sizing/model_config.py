@@ -65,7 +65,7 @@ class Recurrent:
     channels: int
     kernel: int
     parameters: int
-    state_bytes: int = 4  #: engines keep the state itself in 32 bits where the model does not say otherwise
+    state_bytes: int = 4
 
 
 Mixer = Attention | Latent | Recurrent
@@ -139,9 +139,9 @@ class Fields:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise self.refused(f"{name} is {value!r}, and should be a whole number")
+                raise self.refused(f"{name} is {_short(value)}, and should be a whole number")
             if not least <= value <= most:
-                raise self.refused(f"{name} is {value}, and should lie between {least} and {most}")
+                raise self.refused(f"{name} is {_short(value)}, and should lie between {least} and {most}")
             return value
         if default is None:
             raise self.refused(f"there is no {' or '.join(names)} in it")
@@ -153,7 +153,7 @@ class Fields:
             if value is None:
                 continue
             if not isinstance(value, bool):
-                raise self.refused(f"{name} is {value!r}, and should be true or false")
+                raise self.refused(f"{name} is {_short(value)}, and should be true or false")
             return value
         return default
 
@@ -162,7 +162,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self.refused(f"{name} is {value!r}, and should be a text")
+            raise self.refused(f"{name} is {_short(value)}, and should be a text")
         return value
 
     def names(self, name: str, count: int | None = None) -> list[str] | None:
@@ -194,6 +194,12 @@ class Fields:
 
     def refused(self, why: str) -> BadRequest:
         return BadRequest(f"{self.where} cannot be planned: {why}.", hint="Is it a model's config.json, or a GGUF file, as its maker published it?")
+
+
+def _short(value: Any) -> str:
+    """A value as an error shows it: the beginning is enough to find it."""
+    said = repr(value) if not isinstance(value, int) or abs(value) < 1 << 64 else f"a number of {value.bit_length()} bits"
+    return said if len(said) <= 60 else said[:57] + "..."
 
 
 def read_model(path: Path) -> Model:

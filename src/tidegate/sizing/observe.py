@@ -22,7 +22,8 @@ _MOST = 1 << 50
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """`tokens`: of the whole cache. `slots`: requests at once, where the engine has a fixed number. `length`: the longest request."""
+    """`tokens`: of the whole cache, all blocks times their tokens. `slots`: requests at once, where their number is fixed. `length`: the longest
+    request."""
 
     engine: str
     tokens: int
@@ -36,15 +37,16 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A plan beside what runs. `error`: planned tokens less those seen, as a part of those seen."""
+    """A plan beside what runs. `planned`: tokens of all blocks. `error`: planned less seen, as a part of those seen; null where the engine was told
+    how many it has, as llama.cpp is, so that there is nothing to be wrong about."""
 
     observed: Observed
-    planned_tokens: int
-    error: float
+    planned: int
+    error: float | None
 
 
-def compare(planned_tokens: int, observed: Observed) -> Comparison:
-    return Comparison(observed, planned_tokens, planned_tokens / observed.tokens - 1)
+def compare(planned: int, observed: Observed) -> Comparison:
+    return Comparison(observed, planned, planned / observed.tokens - 1 if observed.blocks is not None else None)
 
 
 def observe(url: str, *, api_key: str | None = None) -> Observed:

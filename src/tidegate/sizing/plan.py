@@ -88,7 +88,8 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. Sizes are per card, of the pipeline stage with the least room."""
+    """The answer. Sizes are per card, of the pipeline stage with the least room. `tokens`: as vLLM prints its cache's size; `blocks`: of
+    `block_tokens` each, of all groups of layers; for llama.cpp, tokens of one request."""
 
     model: str
     architecture: str
@@ -112,6 +113,8 @@ class Plan:
     pool_high_gib: float
     kv_bytes_per_token: float
     state_bytes_per_request: float
+    blocks: int
+    block_tokens: int
     tokens: int
     tokens_low: int
     tokens_high: int
@@ -162,6 +165,8 @@ def plan(model: Model, wish: Wish) -> Plan:
         budget_gib=wish.card.visible_gib * wish.engine.share, terms=terms,
         pool_gib=stage.pool.mid / GIB, pool_low_gib=stage.pool.low / GIB, pool_high_gib=stage.pool.high / GIB,
         kv_bytes_per_token=stage.cache.token_bytes, state_bytes_per_request=stage.cache.state_bytes,
+        blocks=stage.blocks("mid") if isinstance(stage.cache, Layout) else stage.cache.longest(stage.blocks("mid")),
+        block_tokens=stage.cache.block_tokens if isinstance(stage.cache, Layout) else 1,
         tokens=logged_tokens(stage.cache, stage.blocks("mid"), length, wish.engine.version),
         tokens_low=logged_tokens(stage.cache, stage.blocks("low"), length, wish.engine.version),
         tokens_high=logged_tokens(stage.cache, stage.blocks("high"), length, wish.engine.version),
@@ -342,7 +347,8 @@ def _what_if(change: str, model: Model, wish: Wish, length: int) -> WhatIf:
 def parameters(model: Model) -> float:
     """Weights of the model, counted."""
     plain = replace(model, dtype_bytes=1, quantisation=replace(model.quantisation, bits=0.0, method="none"))
-    return total_bytes(plain)
+    latent = [mixer for layer in model.layers for mixer in layer.mixers if isinstance(mixer, Latent)]
+    return total_bytes(plain) - sum(mixer.rank * mixer.heads * (mixer.nope_dim + mixer.value_dim) for mixer in latent)
 
 
 def describe(model: Model) -> str:

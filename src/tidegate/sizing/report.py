@@ -54,8 +54,11 @@ def _answer(plan: Plan) -> Iterator[str]:
 
 def _compared(comparison: Comparison) -> Iterator[str]:
     seen = comparison.observed
-    slots = f" in {seen.slots} slots of {seen.length}" if seen.slots else ""
-    yield f"observed: {seen.engine} has {seen.tokens} tokens{slots}; planned {comparison.planned_tokens} ({comparison.error:+.1%})"
+    if comparison.error is None:
+        yield f"observed: {seen.engine} has {seen.slots} slots of {seen.length} tokens"
+    else:
+        blocks = f"{seen.blocks} blocks of {seen.block_tokens} tokens"
+        yield f"observed: {seen.engine} has {blocks}; planned {comparison.planned} tokens in all ({comparison.error:+.1%})"
 
 
 def _serving(plan: Plan) -> Iterator[str]:
