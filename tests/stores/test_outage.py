@@ -127,6 +127,29 @@ async def test_a_frozen_database_does_not_hold_its_caller_for_ever(server: Serve
     await store.close()
 
 
+async def test_a_frozen_database_does_not_hold_a_caller_whose_time_is_over(server: Server) -> None:
+    """A budget holds also where the server does not answer the request to stop the query; and all is well when it wakes."""
+    store = Postgres(StoreSettings(dsn=server.dsn, pool_max=1))
+    await store.list_flights()
+    assert store._pool is not None
+    async with store._pool.connection() as link:
+        pid = link.info.backend_pid
+    postmaster = server.child.pid if server.child is not None else None
+    assert postmaster is not None
+    for one in (postmaster, pid):
+        os.kill(one, signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await store.list_flights()
+        assert store._abandoned, "the query has not come to its end: its caller did not wait for that"
+    finally:
+        for one in (postmaster, pid):
+            os.kill(one, signal.SIGCONT)
+    await back(store)
+    await store.close()
+
+
 async def test_a_statement_that_takes_too_long_is_stopped(clean_dsn: str) -> None:
     """By the database itself, so that it does not go on working for nobody."""
     store = Postgres(StoreSettings(dsn=clean_dsn, statement_timeout_s=0.1))

@@ -60,9 +60,14 @@ class Postgres:
         self._down: StoreDown | None = None
         self._look_again_ns = 0
         self._why = ""
+        #: Queries whose caller has gone, on their way to an end.
+        self._abandoned: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
         """Close the pool; the next call opens a new one."""
+        for task in self._abandoned:
+            task.cancel()  # for the second time: psycopg waits no longer and closes the connection
+        await asyncio.gather(*self._abandoned, return_exceptions=True)
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
@@ -260,6 +265,25 @@ class Postgres:
         return done
 
     async def _once(self, work: Callable[[Link], Awaitable[T]]) -> T:
+        """A cancelled query is asked to end, which psycopg waits for, with a database that hangs up to ten seconds: that is not the time of a
+        caller whose own is over, so the query is left to itself.
+        """
+        task = asyncio.get_running_loop().create_task(self._on_a_connection(work))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                task.cancel()
+                self._abandoned.add(task)
+                task.add_done_callback(self._ended)
+            raise
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._abandoned.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody is left to hear it
+
+    async def _on_a_connection(self, work: Callable[[Link], Awaitable[T]]) -> T:
         async with self._connection() as link, asyncio.timeout(self.settings.statement_timeout_s + 2):
             return await work(link)
 
