@@ -43,9 +43,23 @@ def pages() -> dict[Path, str]:
 def sections() -> Iterator[tuple[str, FieldInfo, type[Section]]]:
     """Name in brackets (`engines.NAME`), the field that says what it is, and its model."""
     for name, field in Settings.model_fields.items():
-        below, named = inner(field)
-        assert below is not None, f"{name} is a setting outside any section"
-        yield (f"{name}.NAME" if named else name), field, below
+        assert inner(field)[0] is not None, f"{name} is a setting outside any section"
+        yield from _sections(name, field)
+
+
+def _sections(name: str, field: FieldInfo) -> Iterator[tuple[str, FieldInfo, type[Section]]]:
+    """A section, and those inside it."""
+    below, named = inner(field)
+    if below is not None:
+        name = f"{name}.NAME" if named else name
+        yield name, field, below
+        for key, one in below.model_fields.items():
+            yield from _sections(f"{name}.{key}", one)
+
+
+def _own(section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
+    """A section's settings, without the sections inside it."""
+    return ((key, one) for key, one in section.model_fields.items() if inner(one)[0] is None)
 
 
 def settings_page() -> str:
@@ -66,7 +80,7 @@ def settings_page() -> str:
     ]
     for name, field, section in sections():
         lines += [f"## [{name}]", "", field.description or "", "", "| name | type | default | what it does |", "|---|---|---|---|"]
-        for key, one in section.model_fields.items():
+        for key, one in _own(section):
             lines.append(f"| `{key}` | {kind(one)} | {default(one)} | {cell(one.description or '')} |")
         lines.append("")
     return "\n".join(lines)
@@ -138,7 +152,7 @@ def example_file() -> str:
         # A named section stays commented out: its header alone would make an engine or a tenant of that name.
         header = f"# [{name}]" if name.endswith(".NAME") else f"[{name}]"
         lines += ["", f"# {field.description}", header]
-        for key, one in section.model_fields.items():
+        for key, one in _own(section):
             lines += [f"# {one.description}", f"# {key} = {_example(one)}"]
     return "\n".join(lines) + "\n"
 

@@ -20,8 +20,12 @@ import msgspec
 import uvloop
 
 from tidegate import __version__
+from tidegate.admission.book import Book
 from tidegate.admission.gate import Gate, share
 from tidegate.admission.limits import Limits
+from tidegate.admission.plan import money_is_limited
+from tidegate.admission.prices import Prices
+from tidegate.admission.shared import SharedBook
 from tidegate.api.auth import KeyRing
 from tidegate.api.capabilities import CapabilityRoute
 from tidegate.api.control import ControlDeps, create_control
@@ -84,8 +88,10 @@ WORKERS = "run/workers"
 class Gateway:
     """The rooms of one gateway process, wired. `start`, serve `door`, `stop`."""
 
-    def __init__(self, settings: Settings, embedder: Embedder | None = None, *, index: int = 0) -> None:
-        """`index`: which of the workers this is. Raises SettingsError for whatever a request should not be the first to find out."""
+    def __init__(self, settings: Settings, embedder: Embedder | None = None, *, index: int = 0, book: Book | None = None) -> None:
+        """`index`: which of the workers this is; `book`: where they count together.
+
+        Raises SettingsError for whatever a request should not be the first to find out."""
         if not settings.store.dsn:
             raise SettingsError(
                 "There is no database: store.dsn is empty.", hint="Set store.dsn (postgres://...), or use `tidegate up`, which brings its own."
@@ -98,6 +104,7 @@ class Gateway:
         self.capabilities = load_all(settings.capabilities.folders)
         self._refuse_keeping_apart()
         self.embedder = embedder
+        self.limits = self._build_limits(book)
         self.seal = Seal(data / "secret")
         self.spool = Spool(Path(settings.spool.folder) if settings.spool.folder else data / "spool", settings.spool)
         self.drain = Drain(self.spool, self.store)
@@ -135,6 +142,19 @@ class Gateway:
             self.gate.open(models, share(sum(slots) if all(slots) else 0, self._index, self.settings.server.workers))
         if self.fleet.models():
             self.gate.lanes[DEFAULT] = self.gate.lanes[self.fleet.models()[0]]
+
+    def _build_limits(self, book: Book | None) -> Limits:
+        """Raises SettingsError for limits of what is not there, and for money that nobody could count."""
+        settings = self.settings
+        for path in settings.limits.capabilities:
+            if path not in self.capabilities:
+                raise SettingsError(
+                    f"[limits.capabilities] limits {path!r}, but there is no such capability.", hint=plugins.nearest(path, self.capabilities)
+                )
+        prices = Prices(settings.prices, [self.embedder.model] if self.embedder is not None else [])
+        if money_is_limited(settings.limits):
+            prices.need(self.fleet.models())
+        return Limits(settings.limits, prices=prices, book=book)
 
     def _refuse_keeping_apart(self) -> None:
         streams, workers = self.settings.streams, self.settings.server.workers
@@ -179,7 +199,7 @@ class Gateway:
 
     def _build_door(self) -> Door:
         settings = self.settings
-        limits = Limits(settings.limits.requests_per_minute, settings.limits.tokens_per_minute)
+        limits = self.limits
         search = Search(self.embedder, self.store, settings.retrieval) if self.embedder is not None else None
         ban, generation = Ban.of(settings.guard), settings.generation
         parts = Parts(self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s)
@@ -234,7 +254,8 @@ class Gateway:
             self._figures = {
                 "version": __version__, "process": process_figures(), "database": database, "embedder": embedder,
                 "engines": {engine.name: figures | self.fleet.members[engine.name].figures() for engine, figures in zip(engines, told, strict=True)},
-                "admission": self.gate.figures(), "spool": self.spool.figures(), "capabilities": sorted(self.capabilities),
+                "admission": self.gate.figures(), "spool": self.spool.figures(),
+                "limits": self.limits.figures(), "capabilities": sorted(self.capabilities),
             }
             self._figures_ns = time.perf_counter_ns()
         return {**self._figures, "requests_in_flight": self._counts().in_flight}
@@ -303,19 +324,21 @@ def serve(settings: Settings, fd: int | None = None) -> int:
         uvloop.run(_serve(settings, sockets[0]))
         return 0
     clear(settings.local.folder / WORKERS)
+    book = SharedBook(settings.limits.most_subjects, len(sockets))
 
     def work(index: int, ready: Callable[[], None]) -> int:
         for other in sockets:
             if other is not sockets[index]:
                 other.close()
+        book.join(index)
         try:
-            uvloop.run(_serve(settings, sockets[index], index, ready))
+            uvloop.run(_serve(settings, sockets[index], index, ready, book))
         except TidegateError as error:
             print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
             return 2 if isinstance(error, SettingsError) else 1
         return 0
 
-    return Workers(len(sockets), work).run()
+    return Workers(len(sockets), work, book.reclaim).run()
 
 
 def _keep_freed_memory() -> None:
@@ -355,10 +378,12 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _serve(settings: Settings, bound: socket.socket, index: int = 0, ready: Callable[[], None] | None = None) -> None:
+async def _serve(
+    settings: Settings, bound: socket.socket, index: int = 0, ready: Callable[[], None] | None = None, book: Book | None = None
+) -> None:
     """One gateway process: the only one, or the worker with this number, which says when it is `ready`."""
     async with _embedder(settings, own=index == 0) as embedder:
-        gateway = Gateway(settings, embedder, index=index)
+        gateway = Gateway(settings, embedder, index=index, book=book)
         await gateway.start()
         # What lives as long as the process need not be looked at by every collection, and requests leave few cycles behind.
         gc.collect()

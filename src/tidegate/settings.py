@@ -12,7 +12,7 @@ import msgspec
 from pydantic import Field, PrivateAttr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from tidegate.admission.settings import AdmissionSettings, ClassSettings, LimitSettings
+from tidegate.admission.settings import AdmissionSettings, ClassSettings, LimitSettings, PriceSettings
 from tidegate.api.settings import ServerSettings, StreamSettings, TenantSettings
 from tidegate.core.errors import SettingsError
 from tidegate.core.plugins import nearest
@@ -40,7 +40,10 @@ class Settings(Section):
     server: ServerSettings = Field(default_factory=ServerSettings, description="The gateway's own door.")
     streams: StreamSettings = Field(default_factory=StreamSettings, description="What happens when a client leaves, comes back or reads slowly.")
     tenants: dict[str, TenantSettings] = Field({}, description="What is kept of a tenant's traffic, by the tenant's name.")
-    limits: LimitSettings = Field(default_factory=LimitSettings, description="What one API key may use.")
+    limits: LimitSettings = Field(
+        default_factory=lambda: LimitSettings.model_validate({}), description="What keys, tenants and capabilities may use."
+    )
+    prices: dict[str, PriceSettings] = Field({}, description="What models cost, by their public names.")
     admission: AdmissionSettings = Field(
         default_factory=lambda: AdmissionSettings.model_validate({}), description="How long requests may wait for a slot of an engine, and how many."
     )

@@ -1,4 +1,4 @@
-"""Token buckets per key: what passes, what waits, what is given back."""
+"""Limits of keys, tenants and capabilities: what passes, what waits, what is given back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.admission.limits import Limits
+from tidegate.admission.plan import money_is_limited
+from tidegate.admission.prices import Prices
+from tidegate.admission.settings import Allowance, EachTenant, LimitSettings, PriceSettings
 from tidegate.core.ask import Caller
-from tidegate.core.errors import RateLimited
+from tidegate.core.chunk import Usage
+from tidegate.core.errors import RateLimited, SettingsError
 
 
 class Clock:
@@ -35,7 +39,7 @@ def test_a_key_without_limits_always_passes() -> None:
 def test_the_request_limit_refuses_the_next_and_says_when() -> None:
     """The request after the last allowed one is refused with the exact time after which it passes."""
     clock = Clock()
-    limits = Limits(requests_per_minute=3, clock_ns=clock)
+    limits = Limits(LimitSettings(requests_per_minute=3), clock_ns=clock)
     for _ in range(3):
         limits.admit(KEY, 1)
     with pytest.raises(RateLimited) as refused:
@@ -50,7 +54,7 @@ def test_the_request_limit_refuses_the_next_and_says_when() -> None:
 
 def test_a_keys_own_limit_wins() -> None:
     """A limit on the key replaces the setting."""
-    limits = Limits(requests_per_minute=1, clock_ns=Clock())
+    limits = Limits(LimitSettings(requests_per_minute=1), clock_ns=Clock())
     own = Caller("vip", "tenant", requests_per_minute=2)
     limits.admit(own, 1)
     limits.admit(own, 1)
@@ -60,14 +64,14 @@ def test_a_keys_own_limit_wins() -> None:
 
 def test_keys_do_not_share_a_bucket() -> None:
     """One key's use takes nothing from another's."""
-    limits = Limits(requests_per_minute=1, clock_ns=Clock())
+    limits = Limits(LimitSettings(requests_per_minute=1), clock_ns=Clock())
     limits.admit(KEY, 1)
     limits.admit(Caller("other", "tenant"), 1)
 
 
 def test_tokens_are_settled_with_the_true_count() -> None:
     """What was reserved too much is given back, what was used beyond is owed."""
-    limits = Limits(tokens_per_minute=100, clock_ns=Clock())
+    limits = Limits(LimitSettings(tokens_per_minute=100), clock_ns=Clock())
     ticket = limits.admit(KEY, 90)
     with pytest.raises(RateLimited):
         limits.admit(KEY, 90)
@@ -81,14 +85,14 @@ def test_tokens_are_settled_with_the_true_count() -> None:
 
 def test_a_refund_gives_back_the_request_and_its_tokens() -> None:
     """A request that never ran costs nothing."""
-    limits = Limits(requests_per_minute=1, tokens_per_minute=10, clock_ns=Clock())
+    limits = Limits(LimitSettings(requests_per_minute=1, tokens_per_minute=10), clock_ns=Clock())
     limits.admit(KEY, 10).refund()
     limits.admit(KEY, 10)
 
 
 def test_settling_twice_counts_once() -> None:
     """Only the first of settle and refund takes effect."""
-    limits = Limits(requests_per_minute=2, tokens_per_minute=10, clock_ns=Clock())
+    limits = Limits(LimitSettings(requests_per_minute=2, tokens_per_minute=10), clock_ns=Clock())
     ticket = limits.admit(KEY, 5)
     ticket.settle(5)
     ticket.refund()
@@ -101,11 +105,11 @@ def test_settling_twice_counts_once() -> None:
 def test_a_request_larger_than_the_bucket_passes_when_the_bucket_is_full() -> None:
     """An estimate above the limit waits for a full bucket, not for ever."""
     clock = Clock()
-    limits = Limits(tokens_per_minute=100, clock_ns=clock)
+    limits = Limits(LimitSettings(tokens_per_minute=100), clock_ns=clock)
     limits.admit(KEY, 250).settle(250)
     with pytest.raises(RateLimited) as refused:
         limits.admit(KEY, 250)
-    clock.pass_s(refused.value.retry_after_s + 0.01)
+    clock.pass_s((refused.value.retry_after_s or 0.0) + 0.01)
     limits.admit(KEY, 250)
 
 
@@ -113,7 +117,7 @@ def test_a_request_larger_than_the_bucket_passes_when_the_bucket_is_full() -> No
 def test_never_more_than_a_minute_and_a_burst(steps: list[tuple[float, int]]) -> None:
     """Whatever the arrivals, what passed never exceeds the burst plus what refilled, and whoever comes back as told passes."""
     clock = Clock()
-    limits = Limits(tokens_per_minute=60, clock_ns=clock)
+    limits = Limits(LimitSettings(tokens_per_minute=60), clock_ns=clock)
     began_ns, passed = clock.ns, 0
     for pause_s, tokens in steps:
         clock.pass_s(pause_s)
@@ -129,7 +133,7 @@ def test_never_more_than_a_minute_and_a_burst(steps: list[tuple[float, int]]) ->
 @pytest.mark.parametrize("claim", [-(10**6), -1, 0, 10**18, 10**400])
 def test_no_claim_widens_or_ruins_a_bucket(claim: int) -> None:
     """Whatever a caller says it will need, after the true count is booked the bucket holds its minute less what was used."""
-    limits = Limits(tokens_per_minute=100, clock_ns=Clock())
+    limits = Limits(LimitSettings(tokens_per_minute=100), clock_ns=Clock())
     ticket = limits.admit(KEY, claim)
     ticket.settle(40)
     limits.admit(KEY, 60)
@@ -139,8 +143,247 @@ def test_no_claim_widens_or_ruins_a_bucket(claim: int) -> None:
 
 def test_a_claim_of_less_than_nothing_is_no_credit_while_it_runs() -> None:
     """A negative estimate does not let others of the same key pass meanwhile."""
-    limits = Limits(tokens_per_minute=100, clock_ns=Clock())
+    limits = Limits(LimitSettings(tokens_per_minute=100), clock_ns=Clock())
     limits.admit(KEY, -1000)
     limits.admit(KEY, 100)
     with pytest.raises(RateLimited):
         limits.admit(KEY, 1)
+
+
+# -- whose limits
+
+
+def test_all_keys_of_a_tenant_share_its_limit() -> None:
+    """A tenant cannot make itself more by making keys."""
+    limits = Limits(LimitSettings(tenants={"tenant": Allowance(requests_per_minute=2)}), clock_ns=Clock())
+    limits.admit(Caller("one", "tenant"), 1)
+    limits.admit(Caller("two", "tenant"), 1)
+    with pytest.raises(RateLimited, match="The limit of tenant tenant is used up: 2 requests per minute"):
+        limits.admit(Caller("three", "tenant"), 1)
+    limits.admit(Caller("four", "another"), 1)
+
+
+def test_each_tenant_has_the_limit_for_all_unless_its_own_is_said() -> None:
+    """`each_tenant` fills in what a tenant's own section leaves out."""
+    settings = LimitSettings(each_tenant=EachTenant(requests_per_minute=1, concurrent=9), tenants={"vip": Allowance(requests_per_minute=2)})
+    limits = Limits(settings, clock_ns=Clock())
+    limits.admit(Caller("a", "vip"), 1)
+    limits.admit(Caller("b", "vip"), 1)
+    limits.admit(Caller("c", "small"), 1)
+    with pytest.raises(RateLimited):
+        limits.admit(Caller("d", "small"), 1)
+
+
+def test_a_capability_is_limited_for_all_callers_together_and_alone() -> None:
+    """Who asks does not matter, and other capabilities are not touched."""
+    limits = Limits(LimitSettings(capabilities={"group/dear": Allowance(requests_per_minute=1)}), clock_ns=Clock())
+    limits.admit(Caller("one", "a"), 1, capability="group/dear")
+    with pytest.raises(RateLimited, match="capability group/dear"):
+        limits.admit(Caller("two", "b"), 1, capability="group/dear")
+    limits.admit(Caller("two", "b"), 1, capability="group/cheap")
+    limits.admit(Caller("two", "b"), 1)
+
+
+def test_a_key_may_have_limits_of_its_own_in_the_settings() -> None:
+    """By its id; before what the key itself carries."""
+    limits = Limits(LimitSettings(keys={"key": Allowance(requests_per_minute=1)}), clock_ns=Clock())
+    limits.admit(Caller("key", "t", requests_per_minute=50), 1)
+    with pytest.raises(RateLimited):
+        limits.admit(Caller("key", "t", requests_per_minute=50), 1)
+
+
+def test_what_one_limit_refuses_costs_the_others_nothing() -> None:
+    """All or nothing: a request that its capability refuses takes no request, no token and no place of its key."""
+    settings = LimitSettings(
+        requests_per_minute=2, tokens_per_minute=100, concurrent=2, capabilities={"g/c": Allowance(tokens_per_minute=5)}
+    )
+    limits = Limits(settings, clock_ns=Clock())
+    limits.admit(KEY, 5, capability="g/c")
+    for _ in range(5):
+        with pytest.raises(RateLimited):
+            limits.admit(KEY, 5, capability="g/c")
+    limits.admit(KEY, 95)
+
+
+def test_a_refusal_names_the_wait_that_is_longest() -> None:
+    """Who comes back as told passes every limit."""
+    clock = Clock()
+    limits = Limits(LimitSettings(requests_per_minute=60, tenants={"tenant": Allowance(requests_per_minute=1)}), clock_ns=clock)
+    limits.admit(KEY, 1)
+    with pytest.raises(RateLimited) as refused:
+        limits.admit(KEY, 1)
+    clock.pass_s(refused.value.retry_after_s or 0.0)
+    limits.admit(KEY, 1)
+
+
+def test_a_limit_that_changes_keeps_what_was_used() -> None:
+    """A key whose limit is raised while it is used up does not begin with a full bucket."""
+    limits = Limits(LimitSettings(), clock_ns=Clock())
+    limits.admit(Caller("k", "t", requests_per_minute=1), 1)
+    with pytest.raises(RateLimited):
+        limits.admit(Caller("k", "t", requests_per_minute=2), 1)
+
+
+# -- at a time
+
+
+def test_runs_at_a_time_are_bounded_and_every_end_frees_a_place() -> None:
+    """Settled, booked or refunded, twice or once: a place is free again once."""
+    limits = Limits(LimitSettings(concurrent=2), clock_ns=Clock())
+    first, second = limits.admit(KEY, 1), limits.admit(KEY, 1)
+    with pytest.raises(RateLimited, match="2 requests at a time") as refused:
+        limits.admit(KEY, 1)
+    assert (refused.value.retry_after_s or 0) >= 1
+    first.settle(1)
+    first.refund()
+    third = limits.admit(KEY, 1)
+    with pytest.raises(RateLimited):
+        limits.admit(KEY, 1)
+    second.refund()
+    third.book(Usage(1, 1))
+    limits.admit(KEY, 1)
+    limits.admit(KEY, 1)
+    with pytest.raises(RateLimited):
+        limits.admit(KEY, 1)
+
+
+# -- money
+
+PRICES = {"small": PriceSettings(input=1.0, cached_input=0.1, output=2.0), "large": PriceSettings(input=10.0, output=20.0)}
+
+
+def test_money_is_reserved_by_the_estimate_and_booked_by_the_count() -> None:
+    """A million prompt tokens of `small` cost 1, cached ones a tenth, completion 2; what is not used is given back."""
+    limits = Limits(LimitSettings(money_per_day=10.0), prices=Prices(PRICES), clock_ns=Clock())
+    ticket = limits.admit(KEY, 1_000_000, 4_000_000, "small")
+    with pytest.raises(RateLimited, match="10 USD per day"):
+        limits.admit(KEY, 1_000_000, 1_000_000, "small")
+    ticket.book(Usage(1_000_000, 500_000, cached_tokens=1_000_000), "small")  # 0.1 + 1
+    limits.admit(KEY, 8_900_000, 0, "small").book(Usage(8_900_000, 0), "small")
+    with pytest.raises(RateLimited) as refused:
+        limits.admit(KEY, 1_000_000, 0, "small")
+    assert refused.value.retry_after_s == pytest.approx(86_400 / 10, rel=1e-3)
+
+
+def test_a_run_on_another_model_than_was_asked_costs_that_ones_price() -> None:
+    """A rung may fall to a smaller model: the flight's model is what is paid."""
+    limits = Limits(LimitSettings(money_per_day=100.0), prices=Prices(PRICES), clock_ns=Clock())
+    limits.admit(KEY, 1_000_000, 0, "large").book(Usage(1_000_000, 0), "small")
+    limits.admit(KEY, 9_900_000, 0, "large")
+    with pytest.raises(RateLimited):
+        limits.admit(KEY, 1, 0, "small")
+
+
+def test_a_name_without_a_price_costs_the_dearest() -> None:
+    """A name of the caller's choice is no way past a limit."""
+    prices = Prices(PRICES, free=["own"])
+    assert prices.of("made up").of(1_000_000, 1_000_000) == prices.of("large").of(1_000_000, 1_000_000)
+    assert prices.of("own").of(1_000_000, 1_000_000) == 0
+
+
+def test_prices_in_two_currencies_are_refused() -> None:
+    """A limit could not add them up."""
+    with pytest.raises(SettingsError, match="a in EUR, b in USD"):
+        Prices({"a": PriceSettings(currency="EUR"), "b": PriceSettings()})
+
+
+def test_limited_money_needs_a_price_for_every_model() -> None:
+    """Else a model would pass for nothing."""
+    assert money_is_limited(LimitSettings(tenants={"t": Allowance(money_per_day=1.0)}))
+    Prices(PRICES).need(["small", "large"])
+    with pytest.raises(SettingsError, match="no price for medium"):
+        Prices(PRICES).need(["small", "medium"])
+
+
+@pytest.mark.parametrize(("count", "locked_days"), [(-(10**30), 0.0), (-1, 0.0), (10**30, 12.0)])
+def test_counts_that_cannot_be_neither_pay_nor_lock_out_for_ever(count: int, locked_days: float) -> None:
+    """An engine that tells nonsense gives nobody money, and a key is back after what the longest run that can be would have cost."""
+    clock = Clock()
+    limits = Limits(LimitSettings(money_per_day=10.0, tokens_per_minute=1000), prices=Prices(PRICES), clock_ns=clock)
+    limits.admit(KEY, 10, 10, "small").book(Usage(count, 5), "small")
+    if locked_days:
+        with pytest.raises(RateLimited):
+            limits.admit(KEY, 20, 0, "small")
+    clock.pass_s(locked_days * 86_400)
+    limits.admit(KEY, 900, 0, "small")
+    with pytest.raises(RateLimited):
+        limits.admit(KEY, 900, 0, "small")
+
+
+# -- bad settings, clocks and callers
+
+
+@pytest.mark.parametrize("name", ["requests_per_minute", "tokens_per_minute", "concurrent", "money_per_day"])
+@pytest.mark.parametrize("value", [-1, 10**18, float("inf"), float("nan"), "many"])
+def test_absurd_limits_are_refused_by_name(name: str, value: object) -> None:
+    """In every section that has them."""
+    for section in (LimitSettings, Allowance, EachTenant):
+        with pytest.raises(ValueError, match=name):
+            section.model_validate({name: value})
+
+
+def test_a_clock_that_falls_back_locks_nobody_out() -> None:
+    """It goes on from where it was."""
+    clock = Clock()
+    clock.pass_s(10**6)
+    limits = Limits(LimitSettings(requests_per_minute=1), clock_ns=clock)
+    limits.admit(KEY, 1)
+    clock.pass_s(-(10**5))
+    with pytest.raises(RateLimited) as refused:
+        limits.admit(KEY, 1)
+    assert refused.value.retry_after_s == pytest.approx(60)
+    clock.pass_s(60)
+    limits.admit(KEY, 1)
+
+
+def test_a_clock_that_jumps_ahead_brings_one_burst() -> None:
+    """Ten years fill a bucket, no more."""
+    clock = Clock()
+    limits = Limits(LimitSettings(requests_per_minute=3), clock_ns=clock)
+    clock.pass_s(10 * 365 * 86_400)
+    for _ in range(3):
+        limits.admit(KEY, 1)
+    with pytest.raises(RateLimited):
+        limits.admit(KEY, 1)
+
+
+def test_many_keys_take_bounded_memory_and_idle_ones_make_room() -> None:
+    """A tenant with more keys than are counted is refused for a minute, not for ever, and no key that is in use is forgotten."""
+    clock = Clock()
+    limits = Limits(LimitSettings(requests_per_minute=1, most_subjects=100), clock_ns=clock)
+    for number in range(100):
+        limits.admit(Caller(f"k{number}", "t"), 1)
+    with pytest.raises(RateLimited, match="More keys are in use"):
+        limits.admit(Caller("one more", "t"), 1)
+    with pytest.raises(RateLimited, match="1 requests per minute"):
+        limits.admit(Caller("k7", "t"), 1)
+    size = len(limits.book.words)
+    for round_ in range(20):
+        clock.pass_s(61)
+        for number in range(100):
+            limits.admit(Caller(f"k{round_}-{number}", "t"), 1)
+    assert len(limits.book.words) == size
+    assert limits.book.count() == 100
+
+
+def test_a_key_whose_run_is_counted_is_not_forgotten_while_it_runs() -> None:
+    """However many others come by: its place is taken until it ends."""
+    clock = Clock()
+    limits = Limits(LimitSettings(concurrent=1, most_subjects=16), clock_ns=clock)
+    limits.admit(KEY, 1)
+    for number in range(200):
+        clock.pass_s(61)
+        limits.admit(Caller(f"k{number}", "t"), 1).settle(1)
+    with pytest.raises(RateLimited, match="1 requests at a time"):
+        limits.admit(KEY, 1)
+
+
+def test_the_headers_tell_the_nearest_limit() -> None:
+    """Of a key and its tenant the one with less left, as OpenAI's headers tell one."""
+    settings = LimitSettings(requests_per_minute=10, tokens_per_minute=1000, tenants={"tenant": Allowance(requests_per_minute=3)})
+    limits = Limits(settings, clock_ns=Clock())
+    ticket = limits.admit(KEY, 100)
+    assert dict(ticket.headers()) == {
+        b"x-ratelimit-limit-requests": b"3", b"x-ratelimit-remaining-requests": b"2",
+        b"x-ratelimit-limit-tokens": b"1000", b"x-ratelimit-remaining-tokens": b"900",
+    }

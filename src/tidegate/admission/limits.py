@@ -1,124 +1,320 @@
-"""One request limit and one token limit per key, in this process.
+"""May this caller at all: requests, tokens, money and runs at a time, by key, tenant and capability.
 
-Token buckets (Turner 1986, "leaky bucket as a meter"): a bucket of a minute's allowance refills continuously, so a burst of up to a minute's
-worth passes and the rate over any longer time is kept. Tokens are reserved by an estimate before the run and settled with the true count
-after it, so a bucket may owe for a moment and is then refilled before anybody passes again.
+A run is reserved by an estimate and settled with the true count when it ends, so a bucket may owe for a moment and is then full again before
+anybody passes. What never ran is given back. Everything is counted in a book (book.py): of this process, of all workers of this machine
+(shared.py), and with leases (leases.py) of all machines.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
 
+from tidegate.admission.book import MONEY, NONE, REQUESTS, SECOND, TOKENS, Book, Full, Moved, Row, Seat, Short, Units, Unleased, Way
+from tidegate.admission.leases import Leases
+from tidegate.admission.plan import Plan, Subject, anything_is_limited, subjects
+from tidegate.admission.prices import MOST_TOKENS, PARTS, Prices
+from tidegate.admission.settings import LimitSettings
 from tidegate.core.ask import Caller
+from tidegate.core.chunk import Usage
 from tidegate.core.errors import RateLimited
 
-_MINUTE_NS = 60_000_000_000
+log = logging.getLogger(__name__)
+
 Header = tuple[bytes, bytes]
-
-
-class Bucket:
-    """`per_minute` units that refill continuously; full at the start."""
-
-    __slots__ = ("_at_ns", "_limit_line", "_remaining", "left", "per_minute", "what")
-
-    def __init__(self, what: str, per_minute: int, now_ns: int) -> None:
-        self.what = what
-        self.per_minute = per_minute
-        self.left = float(per_minute)
-        self._at_ns = now_ns
-        self._limit_line = (f"x-ratelimit-limit-{what}".encode(), b"%d" % per_minute)
-        self._remaining = f"x-ratelimit-remaining-{what}".encode()
-
-    def refill(self, units: float, now_ns: int) -> None:
-        """Raises RateLimited where `units` are not there. More than the bucket holds needs a full bucket, not for ever."""
-        per_minute = self.per_minute
-        left = self.left + (now_ns - self._at_ns) * per_minute / _MINUTE_NS
-        self.left = left = left if left < per_minute else float(per_minute)
-        self._at_ns = now_ns
-        if left < units and left < per_minute:
-            raise _limited(self, (min(units, per_minute) - left) * 60.0 / per_minute)
-
-    def headers(self) -> tuple[Header, Header]:
-        return self._limit_line, (self._remaining, b"%d" % self.left if self.left > 0 else b"0")
+_NAMES = ((REQUESTS, b"requests"), (TOKENS, b"tokens"))
 
 
 class Ticket:
-    """Leave to run. Exactly one of `settle` and `refund` takes effect, the first one called."""
+    """Leave to run. Exactly one of `settle`, `book` and `refund` takes effect, the first one called."""
 
-    __slots__ = ("_requests", "_reserved", "_tokens")
+    __slots__ = ("_entry", "_limits", "_plan", "_reserved", "_way")
 
-    def __init__(self, requests: Bucket | None, tokens: Bucket | None, reserved: int) -> None:
-        self._requests = requests
-        self._tokens = tokens
+    #: True for a ticket that has to be waited for: `ticket = await ticket.leased()`.
+    waits: ClassVar[bool] = False
+
+    def __init__(self, limits: Limits, plan: Plan, way: Way, reserved: Units, entry: int) -> None:
+        self._limits: Limits | None = limits
+        self._plan = plan
+        self._way = way
         self._reserved = reserved
+        self._entry = entry
+
+    def leased(self) -> Awaitable[Ticket]:
+        """Only of a ticket that waits."""
+        raise AssertionError("this ticket does not wait")
 
     def settle(self, used_tokens: int) -> None:
-        """Book the true count instead of the estimate."""
-        if self._tokens is not None:
-            self._tokens.left += self._reserved - used_tokens
-            self._tokens = None
-        self._requests = None
+        """Book the true count instead of the estimate; of money, what was reserved."""
+        limits = self._limits
+        if limits is not None:
+            self._limits = None
+            limits.settle(self._way, self._reserved, (1, used_tokens if used_tokens > 0 else 0, 0), self._entry)
+
+    def book(self, usage: Usage, model: str = "") -> None:
+        """Book what an engine counted, at the price of `model`."""
+        self.settle(min(usage.prompt_tokens + usage.completion_tokens, MOST_TOKENS))
 
     def refund(self) -> None:
-        """Nothing ran: give back the request and its tokens."""
-        if self._requests is not None:
-            self._requests.left += 1
-        self.settle(0)
+        """Nothing ran: give back the request, its tokens and its money."""
+        limits = self._limits
+        if limits is not None:
+            self._limits = None
+            limits.settle(self._way, self._reserved, NONE, self._entry)
 
     def headers(self) -> tuple[Header, ...]:
-        """OpenAI's `x-ratelimit-*` headers, for the limits that are set."""
-        requests, tokens = self._requests, self._tokens
-        return (requests.headers() if requests is not None else ()) + (tokens.headers() if tokens is not None else ())
+        """OpenAI's `x-ratelimit-*` headers, for the limits that are set; where there are several, of the one that is nearest."""
+        return self._limits.headers(self._plan) if self._limits is not None else ()
 
 
-_FREE = Ticket(None, None, 0)
+class _Dear(Ticket):
+    """Of a run whose money or time is counted."""
+
+    __slots__ = ("_began", "_priced")
+
+    def __init__(self, limits: Limits, plan: Plan, way: Way, reserved: Units, entry: int, began: int) -> None:
+        super().__init__(limits, plan, way, reserved, entry)
+        self._priced = plan.money
+        self._began = began
+
+    def settle(self, used_tokens: int) -> None:
+        """See Ticket."""
+        self._end((1, max(0, used_tokens), self._reserved[MONEY]))
+
+    def book(self, usage: Usage, model: str = "") -> None:
+        """See Ticket."""
+        money = self._limits.prices.of(model).of_usage(usage) if self._priced and self._limits is not None else 0
+        self._end((1, min(max(0, usage.prompt_tokens + usage.completion_tokens), MOST_TOKENS), money))
+
+    def refund(self) -> None:
+        """See Ticket."""
+        self._end(NONE)
+
+    def _end(self, used: Units) -> None:
+        limits = self._limits
+        if limits is not None:
+            self._limits = None
+            limits.settle(self._way, self._reserved, used, self._entry)
+            limits.held(self._began)
+
+
+class _Free(Ticket):
+    """Of a caller without limits."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        pass
+
+    def settle(self, used_tokens: int) -> None:
+        pass
+
+    def book(self, usage: Usage, model: str = "") -> None:
+        pass
+
+    def refund(self) -> None:
+        pass
+
+    def headers(self) -> tuple[Header, ...]:
+        return ()
+
+
+class _Waiting(_Free):
+    """A ticket that has to be leased first."""
+
+    __slots__ = ("_lease",)
+    waits: ClassVar[bool] = True
+
+    def __init__(self, lease: Callable[[], Awaitable[Ticket]]) -> None:
+        self._lease = lease
+
+    def leased(self) -> Awaitable[Ticket]:
+        """Ask the store that all machines share. Raises as `admit` does."""
+        return self._lease()
+
+
+_FREE = _Free()
 
 
 class Limits:
-    """The buckets of all keys. Everything runs on the event loop's thread: no lock is needed."""
+    """The door's first question. Everything runs on the event loop's thread."""
 
-    def __init__(self, requests_per_minute: int = 0, tokens_per_minute: int = 0, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._requests_per_minute = requests_per_minute
-        self._tokens_per_minute = tokens_per_minute
+    def __init__(
+        self, settings: LimitSettings | None = None, *, prices: Prices | None = None, book: Book | None = None, leases: Leases | None = None,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._settings = settings or LimitSettings()
+        self.prices = prices or Prices()
+        self._leases = leases
+        self._unlimited = not anything_is_limited(self._settings)
+        self.book = book or Book(self._settings.most_subjects)
+        self.take, self.settle = self.book.take, self.book.settle
         self._clock_ns = clock_ns
-        #: By key id: the bucket of requests and the bucket of tokens, where they are limited.
-        self._buckets: dict[str, tuple[Bucket | None, Bucket | None]] = {}
+        self._last = 0
+        self._machines = self._settings.machines if leases is not None else 1
+        #: By key id, or by key id and capability; forgotten all at once where there are too many.
+        self._plans: dict[str | tuple[str, str], Plan] = {}
+        self.book.on_move = self._plans.clear
+        self._full_until = 0
+        #: How long a run takes, in nanoseconds: a moving mean, for those who wait for one to end.
+        self._hold = SECOND
+        if leases is not None:
+            leases.attach(self.book, self.now)
 
-    def admit(self, caller: Caller, estimated_tokens: int) -> Ticket:
-        """Reserve one request and `estimated_tokens`, or raise RateLimited with the time after which this very request would pass."""
-        per_minute = caller.requests_per_minute or self._requests_per_minute
-        tokens_per_minute = caller.tokens_per_minute or self._tokens_per_minute
-        if not per_minute and not tokens_per_minute:
+    def now(self) -> int:
+        """The instant in nanoseconds. A clock that falls back goes on from where it was: nobody is locked out until it has caught up."""
+        now = self._clock_ns()
+        if now < self._last:
+            clock_ns, behind = self._clock_ns, self._last - now
+            self._clock_ns = lambda: clock_ns() + behind
+            return self._last
+        self._last = now
+        return now
+
+    def admit(self, caller: Caller, prompt_tokens: int, answer_tokens: int = 0, model: str = "", capability: str = "") -> Ticket:
+        """Reserve one run with an estimate of its tokens. A ticket that `waits` has to be waited for.
+
+        Raises RateLimited with the time after which this very request would pass, and LimitsDown where what is shared cannot be reached and
+        `limits.when_lost` is `refuse`.
+        """
+        if self._unlimited and not caller.requests_per_minute and not caller.tokens_per_minute:
             return _FREE
-        now_ns = self._clock_ns()
-        # What a caller says it will need is a claim: less than nothing would be a gift, and more than a full bucket never has to be owed.
-        reserved = max(0, min(estimated_tokens, tokens_per_minute))
-        requests, tokens = self._buckets.get(caller.key_id) or (None, None)
-        if (requests.per_minute if requests else 0) != per_minute or (tokens.per_minute if tokens else 0) != tokens_per_minute:
-            requests = _bucket("requests", requests, per_minute, now_ns)
-            tokens = _bucket("tokens", tokens, tokens_per_minute, now_ns)
-            self._buckets[caller.key_id] = requests, tokens
-        if requests is not None:
-            requests.refill(1, now_ns)
-        if tokens is not None:
-            tokens.refill(reserved, now_ns)
-            tokens.left -= reserved
-        if requests is not None:
-            requests.left -= 1
-        return Ticket(requests, tokens, reserved)
+        plan = self._plans.get(caller.key_id if not capability else (caller.key_id, capability))
+        if plan is None or plan.caller is not caller:
+            plan = self._plan(caller, capability)
+        # What a caller says it will need is a claim: less than nothing would be a gift.
+        tokens = prompt_tokens + answer_tokens
+        units = (1, tokens if tokens > 0 else 0, 0)
+        now = self._clock_ns()
+        if now < self._last:
+            now = self.now()
+        self._last = now
+        if plan.quick:
+            try:
+                return Ticket(self, plan, plan.whole, units, self.take(plan.whole, units, now))
+            except Short as short:
+                raise self._refused(plan, plan.whole, short) from None
+            except Moved:
+                pass
+        if not plan.subjects:
+            return _FREE
+        if plan.money:
+            units = (1, units[1], self.prices.of(model).of(prompt_tokens, answer_tokens))
+        if self._leases is not None:
+            return self._admit_leased(self._leases, plan, units, now)
+        return self._take(plan, plan.whole, units, now)
+
+    def _take(self, plan: Plan, way: Way, units: Units, now: int) -> Ticket:
+        while True:
+            try:
+                entry = self.take(way, units, now)
+                break
+            except Short as short:
+                raise self._refused(plan, way, short) from None
+            except Moved:  # the record of one of them was idle for long, and is another's now
+                shares = way is plan.share
+                plan = self._plan(plan.caller, plan.capability, anew=True)
+                way = plan.share if shares else plan.whole
+        if plan.money or plan.seated:
+            return _Dear(self, plan, way, units, entry, now)
+        return Ticket(self, plan, way, units, entry)
+
+    def _admit_leased(self, leases: Leases, plan: Plan, units: Units, now: int) -> Ticket:
+        if not leases.up:
+            self.book.fell_back()
+            return _FREE if leases.pass_through() else self._take(plan, plan.share, units, now)
+        try:
+            entry, due = self.book.draw(plan.leased, units, now)
+        except Short as short:
+            raise self._refused(plan, plan.leased, short) from None
+        except Unleased:
+            return _Waiting(lambda: self._lease(leases, plan, units))
+        except Moved:
+            return self._admit_leased(leases, self._plan(plan.caller, plan.capability, anew=True), units, now)
+        if due:
+            leases.renew_soon(plan)
+        if plan.money or plan.seated:
+            return _Dear(self, plan, plan.leased, units, entry, now)
+        return Ticket(self, plan, plan.leased, units, entry)
+
+    async def _lease(self, leases: Leases, plan: Plan, units: Units) -> Ticket:
+        """Others wait for units too, and may be quicker: so more than one try."""
+        for _ in range(4):
+            await leases.ask(plan, units)
+            ticket = self._admit_leased(leases, plan, units, self.now())
+            if not ticket.waits:
+                return ticket
+        raise self._refused(plan, plan.leased, Short(0 if plan.leased[1] else -1, SECOND))
+
+    def held(self, began: int) -> None:
+        """A run that began then is over."""
+        self._hold += (self.now() - began - self._hold) // 16
+
+    def headers(self, plan: Plan) -> tuple[Header, ...]:
+        """See Ticket."""
+        words, now = self.book.words, self.now()
+        leases = self._leases
+        found: list[Header] = []
+        for kind, name in _NAMES:
+            nearest: tuple[int, int] | None = None
+            for word, of, price, _, _, at, limit in plan.whole[1]:
+                if of == kind:
+                    left = leases.left(at, kind, limit) if leases is not None else max(0, limit + min(0, now - words[word]) // price)
+                    if nearest is None or left < nearest[0]:
+                        nearest = left, limit
+            if nearest is not None:
+                found += ((b"x-ratelimit-limit-" + name, b"%d" % nearest[1]), (b"x-ratelimit-remaining-" + name, b"%d" % nearest[0]))
+        return tuple(found)
+
+    def figures(self) -> dict[str, Any]:
+        """For /health: what the limits are counted over, and whether that can be reached."""
+        told: dict[str, Any] = {"subjects": self.book.count(), "most_subjects": self._settings.most_subjects}
+        return told if self._leases is None else told | self._leases.figures()
+
+    # -- plans
+
+    def _plan(self, caller: Caller, capability: str, *, anew: bool = False) -> Plan:
+        """Raises RateLimited where the book is full."""
+        key = caller.key_id if not capability else (caller.key_id, capability)
+        plan = self._plans.get(key)
+        if plan is not None and not anew and plan.caller == caller:  # keys were read anew, and this one is as it was
+            plan.caller = caller
+            return plan
+        found = subjects(self._settings, caller, capability)
+        if len(self._plans) >= self._settings.most_subjects:
+            self._plans.clear()
+        try:
+            plan = Plan(caller, capability, found, self.book, self._machines, self.now())
+        except Full:
+            if self.now() > self._full_until:
+                self._full_until = self.now() + 60 * SECOND
+                log.warning("more than %d keys, tenants and capabilities are in use: raise limits.most_subjects", self._settings.most_subjects)
+            raise RateLimited(
+                "More keys are in use at this moment than are counted.", hint="Try again in a minute; the operator raises limits.most_subjects.",
+                retry_after_s=60.0,
+            ) from None
+        plan.quick = bool(found) and self._leases is None and not plan.money and not plan.seated
+        self._plans[key] = plan
+        return plan
+
+    def _refused(self, plan: Plan, way: Way, short: Short) -> RateLimited:
+        if short.row < 0:
+            seat = Seat(*way[0][-1 - short.row])
+            return _limited(plan.subject_at(seat.at), f"{seat.most} requests at a time", max(1.0, self._hold / SECOND / seat.most))
+        row = Row(*way[1][short.row])
+        limit = row.limit / (self._machines if way is plan.share else 1)
+        if row.kind == MONEY:
+            said = f"{limit / PARTS:.8g} {self.prices.currency} per day"
+        else:
+            said = f"{limit:.10g} {'requests' if row.kind == REQUESTS else 'tokens'} per minute"
+        return _limited(plan.subject_at(row.at), said, short.wait / SECOND)
 
 
-def _bucket(what: str, old: Bucket | None, per_minute: int, now_ns: int) -> Bucket | None:
-    """The bucket that is there where its limit is still the same, else a new one."""
-    if not per_minute or (old is not None and old.per_minute == per_minute):
-        return old if per_minute else None
-    return Bucket(what, per_minute, now_ns)
-
-
-def _limited(bucket: Bucket, wait_s: float) -> RateLimited:
+def _limited(whose: Subject, limit: str, wait_s: float) -> RateLimited:
     return RateLimited(
-        f"This key's limit of {bucket.per_minute} {bucket.what} per minute is used up.",
+        f"The limit of {whose} is used up: {limit}.",
         hint=f"Try again in {wait_s:.1f} s, or ask the operator for a higher limit.",
         retry_after_s=wait_s,
     )

@@ -2,20 +2,88 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from tidegate.core.settings import Section
 
+#: The most that a limit may say. A limit of none is 0, not a number that nobody reaches.
+MOST_PER_MINUTE = 2**31 - 1
+MOST_CONCURRENT = 1_000_000
+MOST_MONEY = 100_000.0
 
-class LimitSettings(Section):
+
+class Allowance(Section):
+    """What one subject may use; 0 is no limit, or the limit that holds for all of its kind."""
+
+    requests_per_minute: int = Field(0, ge=0, le=MOST_PER_MINUTE, description="Requests that it may start per minute; 0: as for all others.")
+    tokens_per_minute: int = Field(
+        0, ge=0, le=MOST_PER_MINUTE, description="Prompt and completion tokens that it may use per minute; 0: as for all others."
+    )
+    concurrent: int = Field(0, ge=0, le=MOST_CONCURRENT, description="Requests of it that may run at the same time; 0: as for all others.")
+    money_per_day: float = Field(
+        0.0, ge=0, le=MOST_MONEY, allow_inf_nan=False, description="Money that it may use per day, by `[prices]`; 0: as for all others."
+    )
+
+
+class EachTenant(Allowance):
+    """`[limits.each_tenant]`: what all keys of one tenant may use together, where the tenant has no limits of its own."""
+
+    requests_per_minute: int = Field(
+        0, ge=0, le=MOST_PER_MINUTE, description="Requests that all keys of one tenant may start per minute; 0 means no limit."
+    )
+    tokens_per_minute: int = Field(
+        0, ge=0, le=MOST_PER_MINUTE, description="Tokens that all keys of one tenant may use per minute; 0 means no limit."
+    )
+    concurrent: int = Field(0, ge=0, le=MOST_CONCURRENT, description="Requests of one tenant that may run at the same time; 0 means no limit.")
+    money_per_day: float = Field(
+        0.0, ge=0, le=MOST_MONEY, allow_inf_nan=False, description="Money that one tenant may use per day, by `[prices]`; 0 means no limit."
+    )
+
+
+class LimitSettings(Allowance):
     """`[limits]`: what one API key may use, where the key itself carries no limit of its own."""
 
     requests_per_minute: int = Field(
-        0, ge=0, description="Requests that one API key may start per minute; 0 means no limit. A key's own limit wins."
+        0, ge=0, le=MOST_PER_MINUTE, description="Requests that one API key may start per minute; 0 means no limit. A key's own limit wins."
     )
     tokens_per_minute: int = Field(
-        0, ge=0, description="Prompt and completion tokens that one API key may use per minute; 0 means no limit. A key's own limit wins."
+        0, ge=0, le=MOST_PER_MINUTE,
+        description="Prompt and completion tokens that one API key may use per minute; 0 means no limit. A key's own limit wins.",
     )
+    concurrent: int = Field(0, ge=0, le=MOST_CONCURRENT, description="Requests of one API key that may run at the same time; 0 means no limit.")
+    money_per_day: float = Field(
+        0.0, ge=0, le=MOST_MONEY, allow_inf_nan=False,
+        description="Money that one API key may use per day, in the currency of `[prices]`; 0 means no limit.",
+    )
+    keys: dict[str, Allowance] = Field({}, description="Limits of single keys, by the key's id.")
+    tenants: dict[str, Allowance] = Field({}, description="What all keys of a tenant may use together, by the tenant's name.")
+    each_tenant: EachTenant = Field(default_factory=EachTenant, description="What all keys of one tenant may use together.")
+    capabilities: dict[str, Allowance] = Field({}, description="What all callers of a capability may use together, by its GROUP/NAME.")
+    most_subjects: int = Field(
+        131_072, ge=16, le=4_194_304,
+        description="Keys, tenants and capabilities that are counted at once, about 280 bytes each. One more is refused until another has been idle.",
+    )
+    machines: int = Field(
+        2, ge=1, le=1000, description="With `valkey.url`: machines that share the limits. While Valkey is gone each counts its share of them alone."
+    )
+    when_lost: Literal["share", "refuse", "pass"] = Field(
+        "share",
+        description="While Valkey is gone: `share` lets each machine use 1/`machines` of every limit, `refuse` refuses what is limited with 503, "
+        "`pass` lets everything pass uncounted.",
+    )
+
+
+class PriceSettings(Section):
+    """`[prices.NAME]`: what a model costs, by the model's public name."""
+
+    input: float = Field(0.0, ge=0, le=1e6, allow_inf_nan=False, description="Price of a million prompt tokens.")
+    cached_input: float | None = Field(
+        None, ge=0, le=1e6, allow_inf_nan=False, description="Price of a million prompt tokens that the engine had cached; unset: as `input`."
+    )
+    output: float = Field(0.0, ge=0, le=1e6, allow_inf_nan=False, description="Price of a million completion tokens.")
+    currency: str = Field("USD", pattern=r"^[A-Z]{3}$", description="ISO 4217 code of the currency; one for all models.")
 
 
 class AdmissionSettings(Section):

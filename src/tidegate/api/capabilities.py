@@ -61,7 +61,10 @@ class CapabilityRoute:
             self._capability.check_input(ask.input)
         finally:  # a body that is refused took its time too
             ask.flight.lap("parse")
-        ticket = self._limits.admit(caller, len(body) // 4 + self._capability.manifest.generate.max_tokens)
+        manifest = self._capability.manifest
+        ticket = self._limits.admit(caller, len(body) // 4, manifest.generate.max_tokens, manifest.model, self._capability.path)
+        if ticket.waits:
+            ticket = await ticket.leased()
         ask.flight.lap("limits")
         ask.stream = ask.flight.stream = _accepts_events(exchange)
         place, busy = FREE, None

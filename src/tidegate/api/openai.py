@@ -62,7 +62,9 @@ class GenerationRoute:
         call = ask.call
         assert call is not None
         prompt_tokens, wanted = estimate_prompt_tokens(call), _wanted_tokens(call.body)
-        ticket = self._limits.admit(caller, prompt_tokens + (wanted or _DEFAULT_ANSWER_TOKENS))
+        ticket = self._limits.admit(caller, prompt_tokens, wanted or _DEFAULT_ANSWER_TOKENS, call.model)
+        if ticket.waits:
+            ticket = await ticket.leased()
         ask.flight.lap("limits")
         place = FREE
         try:
@@ -186,10 +188,10 @@ def settle(ticket: Ticket, exchange: Exchange) -> None:
     flight = exchange.flight
     call = exchange.ask.call if exchange.ask is not None else None
     if flight.engine and (flight.usage.total_tokens or flight.token_ns):
-        ticket.settle(flight.usage.total_tokens)
+        ticket.book(flight.usage, flight.model)
     elif flight.engine and call is not None and (exchange.gone or exchange.expired or exchange.superseded_by):
         flight.usage = Usage(estimate_prompt_tokens(call), 0, exact=False)
-        ticket.settle(flight.usage.total_tokens)
+        ticket.book(flight.usage, flight.model)
     else:
         ticket.refund()
 
@@ -241,7 +243,9 @@ class EmbeddingRoute:
             said = f"The vectors here have {self._embedder.dimensions} numbers, no other number can be asked for."
             raise BadRequest(said, hint="Leave `dimensions` out.", param="dimensions")
         flight.model = self._embedder.model
-        ticket = self._limits.admit(caller, len(body) // 4 + 1)
+        ticket = self._limits.admit(caller, len(body) // 4 + 1, 0, flight.model)
+        if ticket.waits:
+            ticket = await ticket.leased()
         flight.lap("limits")
         try:
             exchange.watch()

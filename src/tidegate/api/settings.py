@@ -15,7 +15,7 @@ class ServerSettings(Section):
     host: str = Field("127.0.0.1", description="Address that the gateway listens on.")
     port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0 takes any free one.")
     workers: int = Field(
-        1, ge=1, le=64, description="Gateway processes on this port. Limits are counted in each of them; metrics are the sum of all."
+        1, ge=1, le=64, description="Gateway processes on this port. They count limits together; metrics are the sum of all."
     )
     max_body_bytes: int = Field(4_194_304, ge=1024, description="Largest request body in bytes; a larger one is refused with 413.")
     deadline_s: float = Field(300.0, gt=0, description="Seconds after which a request is ended, whatever it is doing.")

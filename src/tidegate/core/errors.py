@@ -28,7 +28,8 @@ sent as `Retry-After` where it is known.
     |-- DeadlineExceeded 504
     |-- NoAnswer 503, 422        no rung of the capability's ladder could answer
     |-- StoreDown 503
-    |   `-- EmbedderDown 503     texts cannot be turned into vectors
+    |   |-- EmbedderDown 503     texts cannot be turned into vectors
+    |   `-- LimitsDown 503       what limits are counted in cannot be reached
     |-- ClientGone 499           nobody is left to answer
     |   `-- SlowReader 499       the client did not read, and was let go
     |-- Superseded 409           a newer message of the same conversation took its place
@@ -320,6 +321,12 @@ class EmbedderDown(StoreDown):
     """The embedder cannot be reached, has too much to do, or failed."""
 
     code = "embedder_down"
+
+
+class LimitsDown(StoreDown):
+    """What the limits are counted in cannot be reached."""
+
+    code = "limits_down"
 
 
 class ClientGone(TidegateError):

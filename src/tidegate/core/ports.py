@@ -80,6 +80,33 @@ class Engine(Protocol):
     async def close(self) -> None: ...
 
 
+#: Who counted: the engine's own tokenizer, the vocabulary of its GGUF file, or nobody: it is an estimate.
+How = Literal["engine", "vocabulary", "estimate"]
+
+
+class Counted(msgspec.Struct, frozen=True, gc=False):
+    """A number of tokens, and who counted them."""
+
+    tokens: int
+    how: How
+
+
+class TokenCounter(Protocol):
+    """Counts tokens as the engine that is asked will. Never raises: where nobody can count, it estimates and says so."""
+
+    async def texts(self, engine: Engine, texts: Sequence[str]) -> tuple[list[int], How]:
+        """The tokens of each text, control tokens in it taken as text."""
+        ...
+
+    async def prompt(self, engine: Engine, call: EngineCall) -> Counted:
+        """The tokens of a call's whole prompt, as the engine's own template makes it."""
+        ...
+
+    async def context(self, engine: Engine, model: str) -> int:
+        """Tokens that prompt and answer may have together; 0 where the engine does not say. `model`: the engine's own name for it."""
+        ...
+
+
 class Embedder(Protocol):
     """Texts to unit vectors. Rows are L2-normalised float32, shape (len(texts), dimensions)."""
 
@@ -188,6 +215,54 @@ class FlightStore(Protocol):
     async def forget_expired(self) -> int:
         """Deletes kept text past its time; returns how many."""
         ...
+
+
+class RateAsk(msgspec.Struct, frozen=True, gc=False):
+    """Units of one rate to be leased. `limit` units per `period_s`, 0: no such rate; `need`: fewer are of no use; `want`: as many are welcome;
+    `give`: units that come back, below 0 units that were spent beyond a lease."""
+
+    limit: int
+    period_s: float
+    need: int
+    want: int
+    give: int
+
+
+class LeaseAsk(msgspec.Struct, frozen=True, gc=False):
+    """What one machine asks for one subject. `rates`: requests, tokens, money; `most` runs at a time (0: no limit), of which this machine has
+    `used` and wants to hold `slots`."""
+
+    subject: str
+    rates: list[RateAsk]
+    most: int
+    used: int
+    slots: int
+
+
+class RateAnswer(msgspec.Struct, frozen=True, gc=False):
+    """`granted` units are leased; `wait_s` until `need` of them are there where they are not; `left` are in the common bucket."""
+
+    granted: int
+    wait_s: float
+    left: int
+
+
+class LeaseAnswer(msgspec.Struct, frozen=True, gc=False):
+    """What a machine has now."""
+
+    rates: list[RateAnswer]
+    slots: int
+
+
+class LeaseStore(Protocol):
+    """Where machines lease what they share."""
+
+    async def renew(self, machine: str, slots_s: float, asks: Sequence[LeaseAsk]) -> list[LeaseAnswer]:
+        """An answer to each, in order; without asks, whether it is there. Slots lapse after `slots_s` unless they are renewed. Raises StoreDown:
+        then each ask may have been answered or not."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class FlightSink(Protocol):

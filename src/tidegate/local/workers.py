@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tidegate.core.errors import TidegateError
 from tidegate.local.leash import die_with
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,11 @@ class _Worker:
 class Workers:
     """`run` forks, so it must be called before the process has an event loop or threads of its own."""
 
-    def __init__(self, count: int, work: Work) -> None:
+    def __init__(self, count: int, work: Work, ended: Callable[[int], object] = lambda index: None) -> None:
+        """`ended` is told the number of each worker that ended, however it did, before another one gets it."""
         self._count = count
         self._work = work
+        self._ended = ended
         self._running: dict[int, _Worker] = {}
         self._due: dict[int, tuple[int, float]] = {}  # by number: when to start it again, and the delay after that
         self._served: set[int] = set()  # the numbers that were ready once
@@ -103,6 +106,10 @@ class Workers:
                 self._served.add(worker.index)
             del self._running[pid]
             os.close(worker.ready_fd)
+            try:
+                self._ended(worker.index)
+            except TidegateError as error:
+                log.error("what worker %d held could not be given back: %s", worker.index, error.message)
             code = os.waitstatus_to_exitcode(status)
             if self._stopping:
                 self._code = self._code or max(0, code)

@@ -90,7 +90,7 @@ class Gateway:
             self.keyring, [self.notes], b"secret", lambda flight_id, text: b"", 1_000_000, times.deadline_s, streams, times.head_wait_s,
             times.keepalive_s,
         )  # fmt: skip
-        limits = Limits(0, 0)
+        limits = Limits()
         generate = GenerateStage(fleet)
         capabilities: dict[str, Route] = {}
         if capability is not None:
