@@ -53,6 +53,7 @@ from tidegate.pipeline.control import Ban, Control
 from tidegate.pipeline.entrance import Entrance, settings_of
 from tidegate.pipeline.ladder import Ladder
 from tidegate.pipeline.parts import Parts
+from tidegate.pipeline.retry import Retries
 from tidegate.pipeline.stages.generate import DEFAULT, GenerateStage
 from tidegate.retrieval.embedder_client import EmbedderClient
 from tidegate.retrieval.ingest import IngestReport, Progress
@@ -81,6 +82,8 @@ _SWITCH_S = 0.0005
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _FIGURES_KEPT_NS = 500_000_000
 PARTS = "run/parts.json"
+#: Engines that their operator drains, below the data folder: for all workers.
+ORDERS = "run/drained.json"
 #: Where workers tell each other what they counted, below the data folder.
 WORKERS = "run/workers"
 
@@ -100,7 +103,7 @@ class Gateway:
         data = settings.local.folder
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.store = Postgres(settings.store)
-        self.fleet = Fleet(settings.engines)
+        self.fleet = Fleet(settings.engines, settings.fleet, orders=data / ORDERS)
         self.capabilities = load_all(settings.capabilities.folders)
         self._refuse_keeping_apart()
         self.embedder = embedder
@@ -137,11 +140,14 @@ class Gateway:
         engines = self.settings.engines
         for model in self.fleet.models():
             together.setdefault(tuple(name for name, one in engines.items() if model in one.model_names), []).append(model)
-        for names, models in together.items():
-            slots = [engines[name].slots for name in names]
-            self.gate.open(models, share(sum(slots) if all(slots) else 0, self._index, self.settings.server.workers))
+        for models in together.values():
+            self.gate.open(models, self._share(self.fleet.slots(models[0])))
         if self.fleet.models():
             self.gate.lanes[DEFAULT] = self.gate.lanes[self.fleet.models()[0]]
+        self.fleet.on_change = lambda model, slots: self.gate.resize(model, self._share(slots))
+
+    def _share(self, slots: int) -> int:
+        return share(slots, self._index, self.settings.server.workers)
 
     def _build_limits(self, book: Book | None) -> Limits:
         """Raises SettingsError for limits of what is not there, and for money that nobody could count."""
@@ -202,9 +208,11 @@ class Gateway:
         limits = self.limits
         search = Search(self.embedder, self.store, settings.retrieval) if self.embedder is not None else None
         ban, generation = Ban.of(settings.guard), settings.generation
-        parts = Parts(self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s)
+        parts = Parts(self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s, Retries(generation))
         watching = Control(ban.terms, on_term=ban.on_term, max_step_backs=ban.max_step_backs)
-        generate = GenerateStage(self.fleet, control=watching, max_resumes=generation.max_resumes, resume_wait_s=generation.resume_wait_s)
+        generate = GenerateStage(
+            self.fleet, control=watching, max_resumes=generation.max_resumes, resume_wait_s=generation.resume_wait_s, retries=parts.retries
+        )
         entrance = Entrance(settings.door)
         hot: dict[str, Route] = {
             "/v1/chat/completions": GenerationRoute("chat", limits, generate, entrance),
@@ -247,13 +255,13 @@ class Gateway:
             now_ns = time.perf_counter_ns()
             if self._figures and now_ns - self._figures_ns < _FIGURES_KEPT_NS:
                 return {**self._figures, "requests_in_flight": self._counts().in_flight}
-            engines = self.fleet.engines
+            engines, of_fleet = self.fleet.engines, self.fleet.figures()
             database, embedder, *told = await asyncio.gather(
                 self.store.figures(), self._embedder_figures(), *(engine.figures() for engine in engines)
             )
             self._figures = {
                 "version": __version__, "process": process_figures(), "database": database, "embedder": embedder,
-                "engines": {engine.name: figures | self.fleet.members[engine.name].figures() for engine, figures in zip(engines, told, strict=True)},
+                "engines": {engine.name: figures | of_fleet[engine.name] for engine, figures in zip(engines, told, strict=True)},
                 "admission": self.gate.figures(), "spool": self.spool.figures(),
                 "limits": self.limits.figures(), "capabilities": sorted(self.capabilities),
             }

@@ -188,7 +188,7 @@ async def test_metrics_that_do_not_see_our_requests_are_not_believed() -> None:
     watch = watching("http://127.0.0.1:1/metrics")
     for _ in range(CONTRADICTIONS):
         watch._take(Load(0, 0), 2, 2.0)
-        assert watch.why == ""
+        assert "why" not in watch.figures()
     watch._take(Load(0, 0), 2, 2.0)
     why: str = watch.figures()["why"]
     assert why == "they know of no request while ours run there"
@@ -204,7 +204,7 @@ async def test_the_acceptance_of_speculated_tokens_is_watched() -> None:
     """It is that of the tokens since the last look, told only where there were enough of them, and noted where it is low; a restart is no news."""
     watch = watching("http://127.0.0.1:1/metrics")
     watch._take(Load(1, 0, accepted=5000, drafted=6000), 0, 2.0)
-    assert watch.acceptance is None
+    assert "acceptance" not in watch.figures()
     watch._take(Load(1, 0, accepted=5000 + MIN_DRAFTED / 4, drafted=6000 + MIN_DRAFTED), 0, 2.0)
     assert watch.acceptance == 0.25
     assert "Draft fewer" in watch.figures()["note"]

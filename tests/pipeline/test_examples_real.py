@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine
 from tidegate.engines.adapters.llama_cpp import LlamaCpp
+from tidegate.engines.cause import Cause
 from tidegate.engines.settings import EngineSettings
 from tidegate.local.engine import find_model
 from tidegate.local.engine_child import KEY_VARIABLE
@@ -54,8 +55,16 @@ class One:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def find(self, model: str | None) -> tuple[Engine, str]:
+    def find(self, model: str | None, ask: Ask | None = None) -> tuple[Engine, str]:
         return self._engine, "smollm2"
+
+    def instances(self, model: str | None, ask: Ask | None = None) -> Sequence[tuple[Engine, str]]:
+        return [self.find(model)]
+
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Engine, str] | None:
+        return None
+
+    def blame(self, engine: Engine) -> None: ...
 
 
 @pytest.fixture(scope="module")

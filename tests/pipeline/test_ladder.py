@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tidegate.core.errors import (
 from tidegate.core.flight import Flight
 from tidegate.core.plugins import load as load_plugin
 from tidegate.core.ports import Engine, EngineStream
+from tidegate.engines.cause import Cause
 from tidegate.pipeline.capability import Capability, load
 from tidegate.pipeline.ladder import Ladder
 from tidegate.pipeline.parts import Parts
@@ -100,7 +102,8 @@ class FakeEngine:
     def __init__(
         self, name: str, says: list[str] | None = None, *, fails: Exception | None = None, breaks: Exception | None = None, hangs: bool = False
     ) -> None:
-        self.name, self.models = name, (name,)
+        self.name = name
+        self.models: tuple[str, ...] = (name,)
         self.says, self.fails, self.breaks, self.hangs = says or [], fails, breaks, hangs
         self.calls: list[EngineCall] = []
 
@@ -126,13 +129,18 @@ class Fleet:
     def __init__(self, *engines: FakeEngine) -> None:
         self.engines = {engine.name: engine for engine in engines}
 
-    def find(self, model: str | None) -> tuple[Engine, str]:
+    def find(self, model: str | None, ask: Ask | None = None) -> tuple[Engine, str]:
         if model not in self.engines:
             raise NotFound(f"There is no model {model!r}.")
         return self.engines[model], model
 
-    def instances(self, model: str | None) -> list[tuple[Engine, str]]:
+    def instances(self, model: str | None, ask: Ask | None = None) -> list[tuple[Engine, str]]:
         return [self.find(model)]
+
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Engine, str] | None:
+        return None
+
+    def blame(self, engine: Engine) -> None: ...
 
 
 class Searcher:

@@ -16,6 +16,7 @@ from tidegate.core.chunk import Chunk, ToolDelta, Usage
 from tidegate.core.errors import CannotContinue, EngineCut, EngineDown, EngineError, EngineRefused, EngineStalled
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine
+from tidegate.engines.cause import Cause
 from tidegate.guard.terms import TermList, Terms
 from tidegate.pipeline import legs as legs_module
 from tidegate.pipeline.control import Control, Trigger
@@ -114,7 +115,7 @@ class FakeStream:
 
 
 class FakeEngine:
-    models = ("default",)
+    models: tuple[str, ...] = ("default",)
 
     def __init__(
         self, script: Script, *, cuts: Sequence[int | None] = (), tells_ids: bool = True, batch: int = 1, can: bool = True, name: str = "one"
@@ -147,11 +148,16 @@ class FakeEngine:
 
     async def close(self) -> None: ...
 
-    def find(self, model: str | None) -> tuple[Engine, str]:
+    def find(self, model: str | None, ask: Ask | None = None) -> tuple[Engine, str]:
         return self, "own"
 
-    def instances(self, model: str | None) -> list[tuple[Engine, str]]:
+    def instances(self, model: str | None, ask: Ask | None = None) -> list[tuple[Engine, str]]:
         return [(self, "own"), *((other, "own") for other in self.others)]
+
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Engine, str] | None:
+        return next(((other, "own") for other in self.others if other not in tried), None)
+
+    def blame(self, engine: Engine) -> None: ...
 
 
 class Ticket:
@@ -269,7 +275,9 @@ async def test_where_an_engine_is_down_the_next_is_asked(streamed: bool) -> None
     one.others = [two, FakeEngine(script, name="three")]
     ask = await generate(one, streamed)
     assert ("".join(ask.text), ask.flight.engine) == ("ab", "three")
-    assert decisions(ask, "engine_down_next") == [{"engine": "one", "next": "two"}, {"engine": "two", "next": "three"}]
+    assert decisions(ask, "replanned") == [
+        {"cause": "down", "engine": "one", "next": "two"}, {"cause": "down", "engine": "two", "next": "three"},
+    ]  # fmt: skip
     assert (one.asked, two.asked) == (1, 1)
 
 
@@ -281,17 +289,6 @@ async def test_where_all_are_down_the_last_error_counts(streamed: bool) -> None:
     with pytest.raises(EngineDown, match="down: two"):
         await generate(one, streamed)
     assert (one.asked, two.asked) == (1, 1)
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-@pytest.mark.parametrize("error", [EngineRefused("busy", engine_status=429), EngineCut("c"), EngineStalled("s")])
-async def test_only_an_engine_that_is_down_is_passed_over(error: EngineError, streamed: bool) -> None:
-    """Who refuses, or broke off, may have begun the work: nobody else is asked."""
-    one, two = Refuses(Script(["a"]), [error]), Refuses(Script(["a"]), [], name="two")
-    one.others = [two]
-    with pytest.raises(type(error)):
-        await generate(one, streamed)
-    assert two.asked == 0
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import CannotContinue, DeadlineExceeded, EngineCut, EngineStalled, OutputInvalid, SettingsError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine, EngineStream
+from tidegate.engines.cause import Cause
 from tidegate.pipeline.capability import load
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.runner import Step, run
@@ -50,7 +51,7 @@ class FakeStream:
 
 class FakeEngine:
     name = "fake"
-    models = ("default",)
+    models: tuple[str, ...] = ("default",)
 
     def __init__(self, stream: FakeStream) -> None:
         self.stream = stream
@@ -72,11 +73,16 @@ class FakeEngine:
     async def continue_from(self, call: EngineCall, said: Said, flight: Flight, *, forbid: str = "") -> EngineStream:
         raise CannotContinue("This engine cannot go on.")
 
-    def find(self, model: str | None) -> tuple[FakeEngine, str]:
+    def find(self, model: str | None, ask: Ask | None = None) -> tuple[Engine, str]:
         return self, model or "default"
 
-    def instances(self, model: str | None) -> list[tuple[Engine, str]]:
+    def instances(self, model: str | None, ask: Ask | None = None) -> list[tuple[Engine, str]]:
         return [(self, model or "default")]
+
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Engine, str] | None:
+        return None
+
+    def blame(self, engine: Engine) -> None: ...
 
 
 def text(*pieces: str) -> list[list[Chunk]]:

@@ -202,6 +202,8 @@ class EngineError(TidegateError):
     code = "engine_error"
     status = 502
     type = "engine_error"
+    #: The HTTP status that the engine itself gave; 0 where it gave none.
+    engine_status: int = 0
 
 
 class EngineRefused(EngineError):
@@ -238,6 +240,8 @@ class EngineDown(EngineError):
 
     code = "engine_down"
     status = 503
+    #: Whether the request was sent, and may have been what killed it.
+    reached: bool = False
 
 
 class EngineNotAdmitted(EngineError):

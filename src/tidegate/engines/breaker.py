@@ -1,10 +1,10 @@
 """The circuit breaker of one instance: a sliding window of outcomes, and a few probes before it is trusted again.
 
-Pure: no clock of its own, no I/O. States and words as in M. Nygard, Release It! (2007), chapter "Circuit Breaker". It counts what its owner judges to
-be a failure of the instance; a caller's own mistake (4xx), an instance that is busy (429, 503) and a client that left are no outcome at all.
+Pure: no clock of its own, no I/O. States and words as in M. Nygard, Release It! (2007), chapter "Circuit Breaker". It counts what its owner judges
+to be a failure of the instance; a caller's own mistake (4xx), an instance that is busy (429, 503) and a client that left are no outcome at all.
 
-It says what it thinks of the instance. Whether that means anything is the fleet's business: where no other instance can take a request, an open breaker
-keeps nobody away (see `routing`).
+It says what it thinks of the instance. Whether that means anything is the fleet's business: where no other instance can take a request, an open
+breaker keeps nobody away (see `routing`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NEVER_NS = 1 << 62
 
 class Breaker:
     """Opens where at least `breaker_min_calls` outcomes lie in the window and `breaker_share` of them are failures. Open, it waits `breaker_open_s`,
-    twice as long each time that it opens again soon, at most `breaker_max_open_s`. Then `breaker_probes` requests may try the instance at once: as many
-    good outcomes close it, the first bad one opens it again.
+    twice as long each time that it opens again soon, at most `breaker_max_open_s`. Then `breaker_probes` requests may try the instance at once: as
+    many good outcomes close it, the first bad one opens it again.
 
     All instants are of one monotonic clock, in nanoseconds; one that goes back counts as standing still.
     """

@@ -1,4 +1,4 @@
-"""The engines of this gateway, by the name of the model that they serve; and which of them are used: those that passed their checks.
+"""The engines of this gateway, by the name of the model that they serve; which of them are used, and which one a request is given (see `routing`).
 
 A member whose checks have not run yet is used: a gateway that starts, or whose engine restarts, refuses nobody for want of a proof. It is no
 longer used as soon as a check that it must pass has failed, and again as soon as all have passed.
@@ -7,19 +7,26 @@ longer used as soon as a check that it must pass has failed, and again as soon a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from tidegate.core.errors import EngineDown, EngineNotAdmitted, NotFound, SettingsError, TidegateError
+import msgspec
+
+from tidegate.core.ask import Ask
+from tidegate.core.errors import EngineDown, EngineError, NotFound, SettingsError, TidegateError
 from tidegate.core.plugins import load, nearest
 from tidegate.core.ports import Engine
+from tidegate.engines.cause import Cause
 from tidegate.engines.conformance import Report, run_checks
+from tidegate.engines.member import Member
 from tidegate.engines.probe import Probe
-from tidegate.engines.settings import EngineSettings
+from tidegate.engines.routing import AGAIN_S, Route
+from tidegate.engines.settings import EngineSettings, FleetSettings
 from tidegate.engines.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -28,130 +35,211 @@ _ADAPTERS = "tidegate.engines.adapters"
 #: Seconds between two looks at a member that is up, and at one that is not.
 UP_S = 10.0
 DOWN_S = 2.0
-#: Seconds after which a member that failed is checked again.
-AGAIN_S = 60.0
-
-State = Literal["unknown", "passed", "failed", "off"]
-
-
-class Member:
-    """One engine of the fleet, and what its checks said. `up` is None before the first look."""
-
-    def __init__(self, engine: Engine, section: EngineSettings) -> None:
-        self.engine = engine
-        self.section = section
-        self.state: State = "off" if section.conformance == "off" else "unknown"
-        self.report: Report | None = None
-        self.up: bool | None = None
-        self.checked_ns = 0
-        self.checked_unix_s = 0.0
-
-    @property
-    def admitted(self) -> bool:
-        """Whether requests are sent to it."""
-        return self.state != "failed" or self.section.conformance == "warn"
-
-    @property
-    def why(self) -> str:
-        """The first check that it failed, and how; empty where it failed none."""
-        failed = self.report.failed_musts if self.report is not None and self.state == "failed" else []
-        return f"{failed[0].name}: {failed[0].evidence}" if failed else ""
-
-    def figures(self) -> dict[str, Any]:
-        """What /health says of it beside the engine's own figures."""
-        said: dict[str, Any] = {"admitted": self.admitted, "conformance": self.state}
-        if self.report is not None:
-            said["checked_unix_s"] = round(self.checked_unix_s, 3)
-            failed = [one for one in self.report.findings if one.verdict == "fail"]
-            if failed:
-                said["checks_failed"] = {one.name: one.evidence for one in failed}
-        return said
+#: Seconds between two looks at what time alone changes.
+TICK_S = 0.25
 
 
 class Fleet:
     """Builds each engine of the settings; the first model of the first engine is the default. Several engines may serve one model."""
 
-    def __init__(self, settings: Mapping[str, EngineSettings]) -> None:
-        """Raises SettingsError for an unknown adapter, or an unreadable ca_file."""
-        self.members: dict[str, Member] = {}
-        self._routes: dict[str, list[tuple[Member, str]]] = {}
-        for name, section in settings.items():
-            member = self.members[name] = Member(_build(name, section), section)
-            for public, own in section.model_names.items():
-                self._routes.setdefault(public, []).append((member, own))
-        self.engines = [member.engine for member in self.members.values()]
-        #: Model -> those that may be asked, the best first. Made anew when a member changes, so that a request only looks.
-        self._usable: dict[str, list[tuple[Engine, str]]] = {}
-        self._route()
+    def __init__(self, settings: Mapping[str, EngineSettings], fleet: FleetSettings | None = None, *, orders: Path | None = None) -> None:
+        """`orders`: the file that keeps which engines their operator drains, for all workers and for the next start.
 
-    def find(self, model: str | None) -> tuple[Engine, str]:
-        """The engine that serves a model, and the engine's own name for it; None is the default model.
-
-        Raises NotFound, and EngineNotAdmitted where all that serve it failed their checks.
+        Raises SettingsError for an unknown adapter, or an unreadable ca_file.
         """
-        if model is None:
-            model = next(iter(self._routes), None)
-        usable = self._usable.get(model) if model is not None else None
-        return usable[0] if usable else self._refuse(model)
+        self.settings = fleet = fleet if fleet is not None else FleetSettings.model_validate({})
+        self.members: dict[str, Member] = {}
+        entries: dict[str, list[tuple[Member, str]]] = {}
+        for name, section in settings.items():
+            member = self.members[name] = Member(_build(name, section), section, fleet, self._changed)
+            for public, own in section.model_names.items():
+                entries.setdefault(public, []).append((member, own))
+        self.engines = [member.engine for member in self.members.values()]
+        self._routes = {model: Route(model, of_model, fleet.long_tokens, fleet.affinity_tokens) for model, of_model in entries.items()}
+        self._default = next(iter(self._routes.values()), None)
+        #: Told (model, slots) whenever the slots of a model change; see `slots`.
+        self.on_change: Callable[[str, int], None] | None = None
+        self._slots: dict[str, int] = {}
+        self._orders = orders
+        self._orders_read: tuple[int, int] | None = None
+        self._read_orders()
+        self._refresh(self._routes.values())
 
-    def instances(self, model: str | None) -> list[tuple[Engine, str]]:
+    def find(self, model: str | None, ask: Ask | None = None) -> tuple[Member, str]:
+        """The engine for a request, and the engine's own name for the model; None is the default model.
+
+        Raises NotFound, EngineNotAdmitted where all that serve it failed their checks, EngineRefused (429) where all asked to be left alone or have
+        no room, EngineDown where all are drained.
+        """
+        route = self._routes.get(model) if model is not None else self._default
+        if route is None:
+            raise self._unknown(model)
+        return route.sole or route.choose(ask)
+
+    def instances(self, model: str | None, ask: Ask | None = None) -> list[tuple[Member, str]]:
         """All engines that may be asked for a model, with their own names for it, the best first: an answer that broke off on one may go on on
         another. Raises as `find` does.
         """
-        self.find(model)
-        return list(self._usable[next(iter(self._routes)) if model is None else model])
+        route = self._routes.get(model) if model is not None else self._default
+        if route is None:
+            raise self._unknown(model)
+        return route.instances(ask)
+
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Member, str] | None:
+        """A new plan: one that was not tried yet and that may do better, where the last of `tried` failed by `cause`. What failed is remembered with
+        that instance already, so those that are left come in the order of the choice. What is too long goes to a longer context alone.
+        """
+        route = self._routes.get(model) if model is not None else self._default
+        if route is None or len(route.entries) == 1:
+            return None
+        try:
+            listed = route.instances(ask)
+        except EngineError:
+            return None
+        left = [entry for entry in listed if entry[0] not in tried]
+        if cause == "length" and isinstance(last := tried[-1], Member):
+            left = [entry for entry in left if _is_longer(entry[0], last)]
+        return left[0] if left else None
 
     def models(self) -> list[str]:
         """Public names of all models, default first."""
         return list(self._routes)
 
+    def slots(self, model: str) -> int:
+        """Requests that may run at once on the engines of a model that can be asked now; 0: no bound, or nobody serves it."""
+        route = self._routes.get(model)
+        if route is None:
+            return 0
+        self._refresh([route])
+        return self._slots[model]
+
+    def blame(self, engine: Engine) -> None:
+        """Its caller gave a call of this engine up, because it took longer than the caller could wait."""
+        if isinstance(engine, Member):
+            engine.blame()
+
+    def drain(self, name: str, on: bool) -> None:
+        """An operator's order: no new requests to an engine, or (off) requests again. Those that run end well. It holds for all workers, and after
+        the next start. Raises NotFound.
+        """
+        member = self.members.get(name)
+        if member is None:
+            raise NotFound(f"There is no engine {name[:200]!r}.", hint=nearest(name[:200], self.members))
+        self._order(member, on)
+        if self._orders is not None:
+            names = sorted(one.name for one in self.members.values() if one.ordered_out)
+            written = self._orders.with_suffix(".new")
+            self._orders.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            written.write_bytes(msgspec.json.encode(names))
+            written.replace(self._orders)
+
     def figures(self) -> dict[str, dict[str, Any]]:
-        """By engine, whether it is used, and what its checks found."""
-        return {name: member.figures() for name, member in self.members.items()}
+        """By engine, whether it is used, what its checks found, and what the fleet knows of it."""
+        return {name: member.figures_beside() for name, member in self.members.items()}
 
     async def watch(self) -> None:
         """Look whether every member is up, and check it at the start and when it comes back, unless its conformance is "off". Runs until it is
         cancelled.
         """
-        await asyncio.gather(*(self._watch(member) for member in self.members.values()))
+        chosen = [member for member in self.members.values() if member.counts and member.watch.url] if self.settings.metrics_s else []
+        await asyncio.gather(
+            self._keep_time(), *(self._watch(member) for member in self.members.values()), *(self._watch_load(member) for member in chosen)
+        )
 
     async def close(self) -> None:
         """Close every engine's connections."""
-        await asyncio.gather(*(engine.close() for engine in self.engines))
+        await asyncio.gather(*(member.close() for member in self.members.values()))
 
     # --
 
-    def _refuse(self, model: str | None) -> tuple[Engine, str]:
+    def _unknown(self, model: str | None) -> NotFound:
         if model is None:
-            raise NotFound("No engine is set up.", hint="Add a section [engines.NAME] to tidegate.toml.")
-        if model not in self._routes:
-            raise NotFound(f"There is no model {model[:200]!r}.", hint=nearest(model[:200], self._routes), param="model")
-        member = self._routes[model][0][0]
-        raise EngineNotAdmitted(
-            f"No engine that serves {model!r} is admitted: {member.engine.name!r} failed the check {member.why}.",
-            hint=f"`tidegate check {member.section.url}` shows all checks; it is checked again every {AGAIN_S:g} s. "
-            f'engines.{member.engine.name}.conformance = "warn" uses it all the same.',
-            retry_after_s=AGAIN_S,
-        )
+            return NotFound("No engine is set up.", hint="Add a section [engines.NAME] to tidegate.toml.")
+        return NotFound(f"There is no model {model[:200]!r}.", hint=nearest(model[:200], self._routes), param="model")
 
-    def _route(self) -> None:
-        """Who may be asked: those that are not known to be down come first, otherwise the order of the settings."""
-        for model, routes in self._routes.items():
-            usable = [(member, own) for member, own in routes if member.admitted]
-            usable.sort(key=lambda one: one[0].up is False)
-            self._usable[model] = [(member.engine, own) for member, own in usable]
+    def _changed(self, member: Member) -> None:
+        self._refresh(route for route in self._routes.values() if any(entry[0] is member for entry in route.entries))
+
+    def _refresh(self, routes: Iterable[Route]) -> None:
+        now_ns = time.perf_counter_ns()
+        for route in routes:
+            route.refresh(now_ns)
+            self._tell(route)
+
+    def _tell(self, route: Route) -> None:
+        slots = route.slots()
+        if self._slots.get(route.model) != slots:
+            self._slots[route.model] = slots
+            if self.on_change is not None:
+                self.on_change(route.model, slots)
+
+    async def _keep_time(self) -> None:
+        """What changes with time alone (a Retry-After that is over, a breaker that may be probed, a slow start) is told also where nobody asks."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_ns = time.perf_counter_ns()
+            for route in self._routes.values():
+                if now_ns >= route.due_ns:
+                    route.refresh(now_ns)
+                self._tell(route)  # a request that came first has refreshed it already
+            self._read_orders()
+
+    def _order(self, member: Member, out: bool) -> None:
+        if member.ordered_out != out:
+            member.ordered_out = out
+            log.info("engine %r %s", member.name, "is drained: no new requests" if out else "takes requests again")
+            if out:
+                member.changed()
+            else:
+                self._came_back(member)
+
+    def _read_orders(self) -> None:
+        if self._orders is None:
+            return
+        try:
+            stat = self._orders.stat()
+            seen = (stat.st_mtime_ns, stat.st_ino)
+            if seen == self._orders_read:
+                return
+            names = msgspec.json.decode(self._orders.read_bytes(), type=list[str])
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("the orders of %s cannot be read: %s", self._orders, error)
+            return
+        self._orders_read = seen
+        for member in self.members.values():
+            self._order(member, member.name in names)
+
+    def _came_back(self, member: Member) -> None:
+        for route in self._routes.values():
+            route.forget(member)
+        member.came_back()
+
+    async def _watch_load(self, member: Member) -> None:
+        while True:
+            await member.watch.look(member.requests, self.settings.metrics_s)
+            member.look_at_load()
+            await asyncio.sleep(member.watch.pause_s)
 
     async def _watch(self, member: Member) -> None:
         checks = due = member.state != "off"
         while True:
+            member.wake.clear()
             up = bool((await member.engine.figures()).get("up"))
             due = due or (checks and up and member.up is False)
-            if up != member.up:
-                member.up = up
-                self._route()
+            if up != member.up or (up and member.suspect):
+                back = up and member.up is False
+                member.up, member.suspect = up, member.suspect and not up
+                if back:
+                    self._came_back(member)
+                else:
+                    member.changed()
             if up and (due or self._again(member)):
                 due = not await self.check(member)
-            await asyncio.sleep(UP_S if member.up and not due else DOWN_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(UP_S if member.up and not due and not member.suspect else DOWN_S):
+                    await member.wake.wait()
 
     def _again(self, member: Member) -> bool:
         return member.state == "failed" and time.perf_counter_ns() - member.checked_ns > AGAIN_S * 1e9
@@ -174,13 +262,21 @@ class Fleet:
         member.report = report
         member.state = "failed" if report.failed_musts else "passed"
         member.checked_ns, member.checked_unix_s = time.perf_counter_ns(), time.time_ns() / 1e9
-        self._route()
+        if before == "failed" and member.state == "passed":
+            self._came_back(member)
+        else:
+            member.changed()
         if member.state == "passed":
             log.info("engine %r is admitted: %d checks in %.1f s", name, len(report.findings), report.seconds)
         elif before != "failed":
             used = "it is used all the same (conformance = warn)" if member.admitted else "it is not used"
             log.warning("engine %r failed the check %s; %s", name, member.why, used)
         return True
+
+
+def _is_longer(member: Member, than: Member) -> bool:
+    mine, other = member.section.context_tokens, than.section.context_tokens
+    return mine > other if mine and other else member.section.role == "long" and than.section.role != "long"
 
 
 async def _run(member: Member, own: str, vocabulary: Vocabulary | None) -> Report:

@@ -92,7 +92,9 @@ def retry_after_s(value: bytes | None) -> float | None:
 def _judged(label: str, status: int, error: Mapping[str, Any], message: str, how: str, retry: float | None) -> TidegateError:
     if status in (401, 403):
         # passed on, it would tell the caller that the caller's own key is wrong
-        return EngineError(f"{label} refuses Tidegate's key ({status}): {message}", hint="Set api_key of this engine.")
+        refused = EngineError(f"{label} refuses Tidegate's key ({status}): {message}", hint="Set api_key of this engine.")
+        refused.engine_status = status
+        return refused
     if status in (400, 413, 422, 502) and _is_context(error, message):
         return _context_too_long(label, error, message)
     param = error.get("param")

@@ -335,7 +335,9 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def _died(self) -> EngineDown:
-        return EngineDown(f"{self.pool.label} closed the connection without an answer.", hint=_CRASH_HINT)
+        died = EngineDown(f"{self.pool.label} closed the connection without an answer.", hint=_CRASH_HINT)
+        died.reached = True
+        return died
 
     def _fail(self, error: EngineError) -> None:
         reply = self.reply

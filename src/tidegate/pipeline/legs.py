@@ -9,22 +9,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from tidegate.core.ask import Ask, Emit, EngineAnswer, EngineCall, Said
 from tidegate.core.chunk import Chunk, End, Usage
 from tidegate.core.errors import CannotContinue, EngineCut, EngineDown, EngineError, EngineStalled
-from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine, EngineStream
 from tidegate.pipeline.bare import says_only
 from tidegate.pipeline.control import Control
+from tidegate.pipeline.hedge import Race, first_of
 from tidegate.pipeline.parts import Engines
 from tidegate.pipeline.told import Told
 from tidegate.pipeline.watch import Stop, Watch
 from tidegate.pipeline.whole import parts_of
 
-T = TypeVar("T")
+#: Seconds after which another engine is asked too, and who; None where nobody can be.
+Hedge = tuple[float, Callable[[], tuple[Engine, EngineCall] | None]]
 
 #: Triggers that may fire in one answer: a model that says the same one over and over must come to an end.
 MOST_TRIGGERS = 8
@@ -35,36 +36,12 @@ BLANKS = 2
 
 
 def _away(error: EngineError) -> bool:
-    """Whether an engine that says this is expected back: it refuses connections, or it is there and still loads (503)."""
-    return error.http_status == EngineDown.status
+    """Whether an engine that says this is expected back: it refuses connections, it is there and still loads (503), or it says when to come back."""
+    return error.http_status == EngineDown.status or (error.http_status == 429 and error.retry_after_s is not None)
 
 
 class _Stopped(Exception):
     """Raised by `take` to end a leg."""
-
-
-async def ask_next(
-    engines: Engines, model: str | None, engine: Engine, call: EngineCall, flight: Flight, error: EngineDown,
-    ask: Callable[[Engine, EngineCall], Awaitable[T]],
-) -> tuple[Engine, EngineCall, T]:
-    """`engine` could not be reached, so nothing was sent: `ask` the others that serve the model, each once, until one can be.
-
-    Gives who answered, its call, and what it gave. Raises the last EngineDown where none is left, and any other error as it comes.
-    """
-    try:
-        others = [one for one in engines.instances(model) if one[0] is not engine]
-    except EngineError:  # nobody is admitted any more
-        raise error from None
-    for other, own_name in others:
-        flight.decide("engine_down_next", engine=engine.name, next=other.name)
-        engine, flight.engine = other, other.name
-        if own_name != call.model:
-            call = EngineCall(call.kind, own_name, call.body)
-        try:
-            return engine, call, await ask(engine, call)
-        except EngineDown as another:
-            error = another
-    raise error
 
 
 class Legs:
@@ -94,6 +71,7 @@ class Legs:
         self._leg = 0
         self._waits_first = True
         self._finished = self._usage_told = False  # the answer's end, its count
+        self._took = False  # anything came of the running leg
         self._asides = False  # reasoning or a tool call was said: nobody can go on behind that
         self._stop: Stop | None = None
         self._rest: Awaitable[None] | None = None
@@ -112,20 +90,40 @@ class Legs:
             return Usage(self._prompt, self._told.tokens, self._cached, self._prompt_exact and self._told.exact)
         return self._sum(self._stream.usage) if self._leg else self._stream.usage
 
-    async def run(self, budget: asyncio.Timeout | None = None) -> None:
-        """Tell the answer to its end. `budget`: the time for the first token, lifted when that is there. Raises as an engine and its streams do."""
+    @property
+    def engine(self) -> Engine:
+        """Who tells the running leg, or is asked to."""
+        return self._engine
+
+    @property
+    def call(self) -> EngineCall:
+        """What the engine is asked, by its own name for the model."""
+        return self._call
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of the answer came: then it can go on, but not begin anew elsewhere."""
+        return self._took or self._leg > 0
+
+    def turn_to(self, engine: Engine, call: EngineCall) -> None:
+        """Ask this engine from the beginning. Only where nothing has `begun`."""
+        self._engine, self._call, self._stream = engine, call, None
+
+    async def run(self, budget: asyncio.Timeout | None = None, hedge: Hedge | None = None) -> None:
+        """Tell the answer to its end. `budget`: the time for the first token, lifted when that is there. Raises as an engine and its streams do; then
+        it may run once more where nothing has `begun`.
+        """
         ask, flight = self._ask, self._ask.flight
         self._budget = budget
         ask.running = self
         clean = False
         try:
-            try:
+            if hedge is None:
                 self._stream = await self._engine.start(self._call, flight)
-            except EngineDown as error:
-                self._engine, self._call, self._stream = await ask_next(
-                    self._engines, self._model, self._engine, self._call, flight, error, lambda engine, call: engine.start(call, flight)
-                )
-            while await self._leg_ends():
+                more = await self._leg_ends()
+            else:
+                more = await self._leg_ends(hedge)
+            while more and await self._leg_ends():
                 pass
             clean = True
         finally:
@@ -177,17 +175,21 @@ class Legs:
 
     # -- a leg
 
-    async def _leg_ends(self) -> bool:
+    async def _leg_ends(self, hedge: Hedge | None = None) -> bool:
         """Relay the running leg to its end, and begin the next. False: the answer is whole."""
-        stream, flight = self._stream, self._ask.flight
-        assert stream is not None
+        flight = self._ask.flight
         try:
             try:
-                await stream.relay(self._take)
+                if hedge is None:
+                    assert self._stream is not None
+                    await self._stream.relay(self._take)
+                else:
+                    await self._race(*hedge)
             finally:  # also where it broke off or the client left: the time until then was the engine's
                 flight.lap("stream" if flight.token_ns and not self._waits_first else "engine.first_token")
         except _Stopped:
-            stream.abort()
+            if self._stream is not None:
+                self._stream.abort()
             self._close_leg()
             if self._rest is not None:
                 rest, self._rest = self._rest, None
@@ -197,8 +199,39 @@ class Legs:
             return await self._resume(error)
         return False
 
+    async def _race(self, after_s: float, other: Callable[[], tuple[Engine, EngineCall] | None]) -> None:
+        """The first leg, of whoever speaks first."""
+        race = Race()
+        streams: list[EngineStream] = []
+
+        async def runs(engine: Engine, call: EngineCall) -> None:
+            stream = await engine.start(call, self._ask.flight)
+
+            def wins() -> None:
+                if engine is not self._engine:
+                    self._ask.flight.decide("hedge_won", engine=engine.name)
+                self._engine, self._call, self._stream = engine, call, stream
+                self._ask.flight.engine = engine.name
+                for one in streams:
+                    if one is not stream:
+                        one.abort()
+
+            streams.append(stream)
+            try:
+                await stream.relay(race.runner(stream, self._take, wins))
+            finally:
+                if race.winner is not stream:
+                    stream.abort()
+
+        def second() -> Coroutine[Any, Any, None] | None:
+            found = other()
+            return runs(*found) if found is not None else None
+
+        await first_of(runs(self._engine, self._call), second, after_s, race.won)
+
     def _take_plain(self, batch: list[Chunk]) -> Awaitable[None] | None:
         flight, told = self._ask.flight, self._told
+        self._took = True
         for chunk in batch:
             kind = chunk.kind
             if chunk.text or kind == "tool_call":
@@ -227,6 +260,7 @@ class Legs:
         assert watch is not None
         out: list[Chunk] = []
         stop = None
+        self._took = True
         for chunk in batch:
             kind = chunk.kind
             if chunk.text or kind == "tool_call":
@@ -330,7 +364,10 @@ class Legs:
         said = told.cut(told.chars)
         try:
             # a leg that broke off before its first token: what was forbidden there still is
-            waited_s = await self._continue_waiting(said, self._forbidden[1] if self._forbidden[0] == told.chars else "")
+            # One that went silent would be waited for once more.
+            waited_s = await self._continue_waiting(
+                said, self._forbidden[1] if self._forbidden[0] == told.chars else "", others_first=isinstance(error, EngineStalled)
+            )
         except EngineError as second:
             flight.decide("resume_failed", cause=error.public_code, why=second.public_code)
             raise error from second
@@ -340,25 +377,27 @@ class Legs:
         )
         return True
 
-    async def _continue_waiting(self, said: Said, forbid: str) -> float:
+    async def _continue_waiting(self, said: Said, forbid: str, *, others_first: bool) -> float:
         """Begin the next leg; while nobody can be reached, wait for an engine to come back. Gives the seconds waited; raises as `_continue` does."""
         deadline, flight = self._ask.deadline, self._ask.flight
         began_ns, pause_s = 0, WAIT_S
         while True:
             try:
-                await self._continue(said, forbid)
+                await self._continue(said, forbid, others_first=others_first)
                 return (time.perf_counter_ns() - began_ns) / 1e9 if began_ns else 0.0
-            except EngineError:
+            except EngineError as error:
                 now_ns = time.perf_counter_ns()
                 began_ns = began_ns or now_ns
                 left_s = min(began_ns + self._resume_wait_s * 1e9, deadline.at_ns) / 1e9 - now_ns / 1e9
-                if not self._all_down or left_s <= 0:
+                told_s = error.retry_after_s or 0.0
+                if not self._all_down or left_s <= 0 or told_s > left_s:
                     raise
+                pause_s = max(pause_s, told_s)
             try:
                 await asyncio.sleep(min(pause_s, left_s))
             finally:  # also where the client left meanwhile
                 flight.lap("engine.wait")
-            pause_s = min(2 * pause_s, LONGEST_WAIT_S)
+            pause_s = min(2 * pause_s, LONGEST_WAIT_S)  # from here on ours again, whatever an engine had asked for
 
     async def _go_on(self) -> bool:
         stop, self._stop = self._stop, None
@@ -457,14 +496,20 @@ class Legs:
             self._watch.resume()
         return said
 
-    async def _continue(self, said: Said, forbid: str) -> None:
-        """Begin the next leg: on the same engine, else on another that serves the model. Raises what the last one said."""
+    async def _continue(self, said: Said, forbid: str, *, others_first: bool = False) -> None:
+        """Begin the next leg: on the same engine, whose KV cache has it, else on another that serves the model. Raises what the first one said."""
         flight = self._ask.flight
         first: EngineError | None = None
         self._all_down = False
         all_down = True
-        others = [one for one in self._engines.instances(self._model) if one[0] is not self._engine]
-        for engine, own_name in [(self._engine, self._call.model), *others]:
+        try:
+            listed = self._engines.instances(self._model, self._ask)
+        except EngineError as error:
+            self._all_down = _away(error)
+            raise
+        same = [one for one in listed if one[0] is self._engine]
+        others = [one for one in listed if one[0] is not self._engine]
+        for engine, own_name in [*others, *same] if others_first else [*same, *others]:
             call = self._call if own_name == self._call.model else EngineCall(self._call.kind, own_name, self._call.body)
             try:
                 stream = await engine.continue_from(call, said, flight, forbid=forbid)

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tidegate.core.ask import Passage
+from tidegate.core.ask import Ask, Passage
 from tidegate.core.ports import Engine
+from tidegate.engines.cause import Cause
 from tidegate.pipeline.control import Ban
+
+if TYPE_CHECKING:
+    from tidegate.pipeline.retry import Retries
 
 
 class Engines(Protocol):
     """Finds the engine that serves a public model name."""
 
-    def find(self, model: str | None) -> tuple[Engine, str]:
-        """The engine and its own name for the model. Raises NotFound that lists the known models, EngineNotAdmitted."""
+    def find(self, model: str | None, ask: Ask | None = None) -> tuple[Engine, str]:
+        """The engine for a request, and its own name for the model. Raises NotFound that lists the known models, and EngineError where none may be
+        asked."""
         ...
 
-    def instances(self, model: str | None) -> list[tuple[Engine, str]]:
+    def instances(self, model: str | None, ask: Ask | None = None) -> Sequence[tuple[Engine, str]]:
         """All engines that may be asked for the model, with their own names for it, the best first. Raises as `find` does."""
+        ...
+
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Engine, str] | None:
+        """One that was not tried yet and that may do better, where the last of `tried` failed by `cause`; None where there is none."""
+        ...
+
+    def blame(self, engine: Engine) -> None:
+        """A call of this engine was given up because it took longer than its caller could wait."""
         ...
 
 
@@ -39,3 +53,5 @@ class Parts:
     ban: Ban = field(default_factory=Ban)
     max_resumes: int = 2
     resume_wait_s: float = 10.0
+    #: The budget of retries that all share; None: one of its own for each stage.
+    retries: Retries | None = None

@@ -26,3 +26,21 @@ class GenerationSettings(Section):
         10.0, ge=0, allow_inf_nan=False,
         description="Seconds that an answer which broke off waits while no engine of its model can be reached. 0: none.",
     )
+    max_retries: int = Field(
+        2, ge=0, le=10,
+        description="How often a request that failed before its first token is planned anew, on another engine of its model. 0: never.",
+    )
+    retry_ratio: float = Field(
+        0.2, ge=0, le=1,
+        description="New plans at most, as a share of the requests: a fleet in trouble is not asked twice as much as one that is well.",
+    )
+    retry_burst: float = Field(10.0, ge=0, le=1_000_000, description="New plans that may be made at once beyond that share.")
+    try_share: float = Field(
+        0.5, gt=0, le=1,
+        description="Share of a capability's first_token_s after which an engine that said nothing is given up, where another one can be asked.",
+    )
+    hedge_after_s: float = Field(
+        0.0, ge=0, le=3600,
+        description="Seconds without a first token after which another engine of the model is asked too; who speaks first is heard. 0: never.",
+    )
+    hedge_ratio: float = Field(0.05, ge=0, le=1, description="Requests that are asked twice at most, as a share of all.")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
 
 from tidegate.core.ask import Ask, EngineCall
 from tidegate.core.chunk import Chunk
-from tidegate.core.errors import EngineDown, EngineStalled, SettingsError
+from tidegate.core.errors import EngineStalled, SettingsError, TidegateError
 from tidegate.core.plugins import load
 from tidegate.core.ports import Engine, EngineAnswer, Stage
 from tidegate.guard.terms import TermList, Terms
 from tidegate.pipeline.capability import Capability
 from tidegate.pipeline.control import Control, Trigger
-from tidegate.pipeline.legs import Legs, ask_next
+from tidegate.pipeline.hedge import first_of
+from tidegate.pipeline.legs import Legs
 from tidegate.pipeline.parts import Engines, Parts
+from tidegate.pipeline.retry import Plan, Retries
 from tidegate.pipeline.whole import passes
 
 #: The public name of the first model of the first engine.
@@ -27,10 +32,10 @@ class GenerateStage:
 
     def __init__(
         self, engines: Engines, *, holds: bool = False, first_token_s: float | None = None, control: Control | None = None, max_resumes: int = 2,
-        resume_wait_s: float = 10.0,
+        resume_wait_s: float = 10.0, retries: Retries | None = None,
     ) -> None:
         """`control`: what watches the answer; `max_resumes`: how often an answer that broke off may go on; `resume_wait_s`: seconds that it waits for
-        an engine to come back.
+        an engine to come back; `retries`: the budget that all stages of the process share.
         """
         self._engines = engines
         self._holds = holds  # a later stage judges the whole: nothing may leave before
@@ -38,12 +43,14 @@ class GenerateStage:
         self._control = control if control else None
         self._max_resumes = max_resumes
         self._resume_wait_s = resume_wait_s
+        self._retries = retries if retries is not None else Retries()
 
     async def __call__(self, ask: Ask) -> None:
         call = ask.call
         assert call is not None, "a stage before `generate` makes the call"
         public = None if call.model == DEFAULT else call.model
-        engine, own_name = self._engines.find(public)
+        self._retries.request()
+        engine, own_name = self._engines.find(public, ask)
         flight = ask.flight
         flight.model, flight.engine = own_name if call.model == DEFAULT else call.model, engine.name
         if own_name != call.model:
@@ -51,7 +58,7 @@ class GenerateStage:
         if ask.emit is None and self._first_token_s is None:
             await self._take_whole(ask, public, engine, call)
         else:
-            await self._stream(ask, self._legs(ask, public, engine, call))
+            await self._stream(ask, public, self._legs(ask, public, engine, call))
 
     def _legs(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> Legs:
         emit = None if self._holds else ask.emit
@@ -61,14 +68,18 @@ class GenerateStage:
 
     async def _take_whole(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> None:
         flight = ask.flight
+        plan: Plan | None = None
         try:
-            answer: EngineAnswer
-            try:
-                answer = await engine.whole(call, flight)
-            except EngineDown as error:
-                engine, call, answer = await ask_next(
-                    self._engines, public, engine, call, flight, error, lambda other, own: other.whole(own, flight)
-                )
+            while True:
+                try:
+                    if self._retries.hedge_after_s and plan is None:
+                        answer = await self._hedged(ask, public, engine, call)
+                    else:
+                        answer = await engine.whole(call, flight)
+                    break
+                except TidegateError as error:
+                    plan = plan or Plan(self._engines, self._retries, public, ask)
+                    engine, call = plan.next(engine, call, error)
         finally:  # also where it failed or the client left: the time until then was the engine's
             flight.lap("engine.answer")
         if self._control is not None and not passes(self._control, answer):
@@ -78,20 +89,87 @@ class GenerateStage:
         flight.usage, flight.end = answer.usage, answer.end
         ask.whole = answer
 
-    async def _stream(self, ask: Ask, legs: Legs) -> None:
-        if self._first_token_s is None:
-            await legs.run()
-            return
+    async def _hedged(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> EngineAnswer:
+        """The whole answer of whoever has it first."""
+        flight = ask.flight
+        asked_twice = False
+
+        async def asked(one: Engine, own: EngineCall) -> tuple[Engine, EngineAnswer]:
+            return one, await one.whole(own, flight)
+
+        def second() -> Coroutine[Any, Any, tuple[Engine, EngineAnswer]] | None:
+            nonlocal asked_twice
+            found = self._second(ask, public, engine, call)
+            asked_twice = found is not None
+            return asked(*found) if found is not None else None
+
+        who, answer = await first_of(asked(engine, call), second, self._retries.hedge_after_s)
+        flight.engine = who.name
+        if asked_twice:
+            flight.decide("hedge_won", engine=who.name)
+        return answer
+
+    def _second(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> tuple[Engine, EngineCall] | None:
+        """Whom to ask the same, where the budget has room for it."""
+        found = self._engines.another(public, ask, [engine], "stalled")
+        if found is None or not self._retries.hedges.take():
+            return None
+        ask.flight.decide("hedged", engine=engine.name, next=found[0].name)
+        return found[0], call if found[1] == call.model else EngineCall(call.kind, found[1], call.body)
+
+    async def _stream(self, ask: Ask, public: str | None, legs: Legs) -> None:
+        """Tell the answer; where a try fails before anything was told, by a new plan, within what is left of the first token's time."""
+        plan: Plan | None = None
+        left_s, began_ns = self._first_token_s, time.perf_counter_ns() if self._first_token_s is not None else 0
+        while True:
+            try:
+                if left_s is None:
+                    await self._run(ask, public, legs, None)
+                else:
+                    await self._try(ask, public, legs, left_s)
+                return
+            except TidegateError as error:
+                if legs.begun:
+                    raise
+                plan = plan or Plan(self._engines, self._retries, public, ask)
+                if self._first_token_s is not None:
+                    left_s = self._first_token_s - (time.perf_counter_ns() - began_ns) / 1e9
+                    if left_s <= 0:
+                        raise
+                legs.turn_to(*plan.next(legs.engine, legs.call, error))
+
+    async def _run(self, ask: Ask, public: str | None, legs: Legs, budget: asyncio.Timeout | None) -> None:
+        after_s = self._retries.hedge_after_s
+        if not after_s:
+            await legs.run(budget)
+        else:
+            await legs.run(budget, hedge=(after_s, lambda: self._second(ask, public, legs.engine, legs.call)))
+
+    async def _try(self, ask: Ask, public: str | None, legs: Legs, left_s: float) -> None:
+        """One try within the time that is left for the first token. It has all of it where nobody else could be asked, else its share."""
+        loop, early = asyncio.get_running_loop(), None
+        began_s, engine = loop.time(), legs.engine
         try:
-            async with asyncio.timeout(self._first_token_s) as budget:
-                await legs.run(budget)
+            async with asyncio.timeout(left_s) as budget:
+                if self._retries.try_share < 1.0:
+                    early = loop.call_later(left_s * self._retries.try_share, self._give_up_early, ask, public, legs, budget)
+                await self._run(ask, public, legs, budget)
         except TimeoutError:
             if not budget.expired():  # somebody else's time-out is not ours to rename
                 raise
+            self._engines.blame(engine)
             raise EngineStalled(
-                f"The engine {ask.flight.engine} gave no token within {self._first_token_s} s.",
+                f"The engine {engine.name} gave no token within {loop.time() - began_s:.3g} s.",
                 hint="Raise budgets.first_token_s in capability.toml, or look at the engine's queue under /health.",
             ) from None
+        finally:
+            if early is not None:
+                early.cancel()
+
+    def _give_up_early(self, ask: Ask, public: str | None, legs: Legs, budget: asyncio.Timeout) -> None:
+        """A try's share is over: give it up where another plan is there."""
+        if not legs.begun and not budget.expired() and self._engines.another(public, ask, [legs.engine], "stalled") is not None:
+            budget.reschedule(asyncio.get_running_loop().time())
 
 
 def estimate_prompt_tokens(call: EngineCall) -> int:
@@ -110,6 +188,7 @@ def build(capability: Capability, parts: Parts) -> Stage:
     return GenerateStage(
         parts.engines, holds=not capability.streams, first_token_s=capability.manifest.budgets.first_token_s,
         control=_control(capability, parts), max_resumes=parts.max_resumes, resume_wait_s=parts.resume_wait_s,
+        retries=parts.retries,
     )
 
 

@@ -1,0 +1,290 @@
+"""The choice among the instances of one model.
+
+Least tokens in flight, not requests: a prompt of 30,000 tokens is not one unit. A request goes where its prefix or capability went before, for the
+KV cache that is there, unless that instance is the busier by `affinity_tokens`. Long and short requests go to the instances sized for them.
+
+The rule for breakers: an open breaker keeps requests away only while another instance can take them. Where none can, the least ill is asked, so that
+a slow engine does not become a dead service by our own doing. What an engine asked for by `Retry-After` holds in any case.
+
+Choosing costs about a microsecond for a few instances: whatever depends on states is brought into tiers when a state changes, and a request looks
+through its tier once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tidegate.core.ask import Ask
+from tidegate.core.errors import EngineDown, EngineError, EngineNotAdmitted, EngineRefused
+from tidegate.engines.breaker import NEVER_NS
+from tidegate.engines.member import UNBOUNDED, Member
+from tidegate.engines.size import answer_tokens, prompt_tokens
+
+#: An instance, and its own name for the model.
+Entry = tuple[Member, str]
+Tier = list[Entry]
+
+#: Prefixes whose home is remembered, and characters of a prefix that tell it from others.
+MOST_HOMES = 16_384
+PREFIX_CHARS = 1024
+#: Seconds after which one comes back whom no instance has room for.
+FULL_RETRY_S = 1.0
+#: Seconds after which a member that failed a check is checked again.
+AGAIN_S = 60.0
+
+
+class Route:
+    """The instances of one public model name, in the order of the settings."""
+
+    def __init__(self, model: str, entries: Sequence[Entry], long_tokens: int, affinity_tokens: int) -> None:
+        self.model = model
+        self.entries = list(entries)
+        self._long_tokens = long_tokens
+        self._affinity_tokens = affinity_tokens
+        self._reserves = any(member.high_value_for for member, _ in entries)
+        self._scales = any(member.from_requests for member, _ in entries)
+        alone = len(entries) == 1
+        member = entries[0][0]
+        #: Whether there is nothing to choose: one instance, whatever its state.
+        self._alone = alone and not member.high_value_for and member.most_tokens == UNBOUNDED
+        #: The instance where there is nothing to choose just now.
+        self.sole: Entry | None = None
+        #: When the tiers have to be made anew, if nothing makes it earlier.
+        self.due_ns = 0
+        self._short: list[Tier] = []
+        self._long: list[Tier] = []
+        self._weak: list[Tier] = []
+        self._reserved: Tier = []
+        self._reserved_weak: Tier = []
+        self._probes: Tier = []
+        self._homes: dict[int, Entry] = {}
+        if not alone:
+            for one, _ in entries:
+                one.counts = True
+
+    # -- states
+
+    def refresh(self, now_ns: int) -> None:
+        """Make the tiers anew: an entry of each is as good as the next, and the first tier is the best."""
+        due_ns = NEVER_NS
+        roles: dict[str, Tier] = {"any": [], "short": [], "long": [], "fallback": []}
+        weak: list[Tier] = [[], [], []]
+        self._probes, self._reserved, self._reserved_weak = [], [], []
+        asked = False
+        for entry in self.entries:
+            member = entry[0]
+            due_ns = min(due_ns, member.refresh(now_ns))
+            if not member.admitted or member.drained or member.held_until_ns > now_ns:
+                continue
+            asked = True
+            state = member.breaker.state
+            if member.up is False or member.suspect:
+                badness = 2
+            elif state == "closed":
+                badness = 0 if member.busy_until_ns > now_ns else -1
+            else:
+                badness = 1
+                if state == "half_open" and member.section.role not in ("high_value", "fallback"):
+                    self._probes.append(entry)
+            if member.high_value_for:
+                (self._reserved if badness < 0 else self._reserved_weak).append(entry)
+            elif badness < 0:
+                roles[member.section.role].append(entry)
+            else:
+                weak[badness].append(entry)
+        self._short = [tier for tier in (roles["any"] + roles["short"], roles["long"], roles["fallback"]) if tier]
+        self._long = [tier for tier in (roles["any"] + roles["long"], roles["short"], roles["fallback"]) if tier]
+        self._weak = [tier for tier in weak if tier]
+        self.sole = self.entries[0] if self._alone and asked else None
+        self.due_ns = due_ns
+
+    def slots(self) -> int:
+        """Requests that may run at once, as of the last `refresh`; 0: no bound. Instances that only help out are not counted while others are
+        there.
+        """
+        tiers = self._short or self._weak
+        counted = [entry[0] for tier in tiers for entry in tier if entry[0].section.role != "fallback"]
+        counted = counted or [entry[0] for tier in tiers for entry in tier] or [entry[0] for entry in self._reserved + self._reserved_weak]
+        return 0 if any(member.slots_now == UNBOUNDED for member in counted) else sum(member.slots_now for member in counted)
+
+    def forget(self, member: Member) -> None:
+        """It came back: its KV cache is empty."""
+        self._homes = {key: entry for key, entry in self._homes.items() if entry[0] is not member}
+
+    # -- a request
+
+    def choose(self, ask: Ask | None) -> Entry:
+        """The instance for a request. Raises EngineRefused (429) where all asked to be left alone or have no room, EngineDown where all are drained,
+        EngineNotAdmitted.
+        """
+        now_ns = time.perf_counter_ns()
+        if now_ns >= self.due_ns:
+            self.refresh(now_ns)
+        if self.sole is not None:
+            return self.sole
+        tokens, keys = self._need(ask)
+        tiers, weak = self._tiers(ask, tokens)
+        for entry in self._probes:
+            member = entry[0]
+            if member.breaker.probing and member.has_room(tokens) and tokens <= member.longest:
+                return entry
+        for tier in tiers:
+            found = self._least(tier, tokens)
+            if found is not None:
+                return self._at_home(tier, found, keys, tokens) if keys else found
+        # Nobody has a slot: a gate before us has let it pass all the same, so the least busy one has it. Nobody has a healthy breaker: the least ill.
+        # What was too big lately may fit now, and the engine says best that it does not.
+        for all_sizes in (False, True):
+            for tier in (*tiers, *weak):
+                found = self._least(tier, tokens, all_slots=True, all_sizes=all_sizes)
+                if found is not None:
+                    return found
+        raise self._refusal(now_ns, (*tiers, *weak))
+
+    def instances(self, ask: Ask | None) -> list[Entry]:
+        """All that may be asked, the best first. Raises as `choose` does."""
+        now_ns = time.perf_counter_ns()
+        if now_ns >= self.due_ns:
+            self.refresh(now_ns)
+        tokens, _ = self._need(ask)
+        tiers, weak = self._tiers(ask, tokens)
+        listed = [entry for tier in (*tiers, *weak) for entry in sorted(tier, key=_busyness)]
+        listed = [entry for entry in listed if entry[0].has_room(tokens)]
+        if not listed:
+            raise self._refusal(now_ns, (*tiers, *weak))
+        fitting = [entry for entry in listed if tokens <= entry[0].longest]
+        return fitting + [entry for entry in listed if entry not in fitting]
+
+    # --
+
+    def _least(self, tier: Tier, tokens: int, *, all_slots: bool = False, all_sizes: bool = False) -> Entry | None:
+        """The one with the least tokens in flight for its weight; of equals the one that was asked longest ago."""
+        best: Entry | None = None
+        least = 0.0
+        last_ns = 0
+        for entry in tier:
+            member = entry[0]
+            score = (member.tokens + member.foreign + tokens) * member.slowness
+            if best is not None and (score > least or (score == least and member.last_ns >= last_ns)):
+                continue
+            if member.requests >= member.slots_now and not all_slots:
+                continue
+            if member.tokens + tokens > member.most_tokens and member.requests:
+                continue
+            if tokens > member.longest and not all_sizes:
+                continue
+            if member.from_requests and not all_slots and self._elsewhere(member) < member.from_requests:
+                continue
+            best, least, last_ns = entry, score, member.last_ns
+        return best
+
+    def _at_home(self, tier: Tier, least: Entry, keys: tuple[int, ...], tokens: int) -> Entry:
+        """Where the request's prefix went before, unless that is the busier by the bound; else the least busy, which is its home from now on."""
+        homes = self._homes
+        chosen = least
+        for key in keys:
+            home = homes.get(key)
+            if home is None:
+                continue
+            if home is least:
+                break
+            member, other = home[0], least[0]
+            if (
+                member.load * member.slowness - other.load * other.slowness <= self._affinity_tokens * member.slowness
+                and member.requests < member.slots_now and member.has_room(tokens) and home in tier and tokens <= member.longest
+            ):  # fmt: skip
+                chosen = home
+                break
+        if homes.get(keys[0]) is not chosen:
+            homes[keys[0]] = chosen
+        if len(keys) > 1:
+            homes.setdefault(keys[1], chosen)
+        while len(homes) > MOST_HOMES:
+            del homes[next(iter(homes))]
+        return chosen
+
+    def _need(self, ask: Ask | None) -> tuple[int, tuple[int, ...]]:
+        """Tokens of prompt and expected answer, and what its KV cache could be found by: the closest first."""
+        call = ask.call if ask is not None else None
+        if ask is None or call is None:
+            return 0, ()
+        body = call.body
+        tokens = prompt_tokens(call) + answer_tokens(body, self.entries[0][0].mean_answer)
+        if ask.capability:
+            return tokens, (hash(ask.capability),)
+        messages = body.get("messages")
+        if not messages:
+            prompt = _text(body.get("prompt"))
+            return tokens, (hash(prompt),) if prompt else ()
+        first = messages[0]
+        key = hash(_text(first.get("content")))
+        if len(messages) > 1 and first.get("role") != "user":
+            # a conversation is known by its first question too; a system prompt alone is what many share
+            return tokens, (hash((key, _text(messages[1].get("content")))), key)
+        return tokens, (key,)
+
+    def _tiers(self, ask: Ask | None, tokens: int) -> tuple[list[Tier], list[Tier]]:
+        """The tiers for a request of this size, the healthy and the others: those kept for it come first."""
+        tiers, weak = self._long if tokens >= self._long_tokens else self._short, self._weak
+        if not self._reserves or ask is None:
+            return tiers, weak
+        capability, tenant = ask.capability, ask.caller.tenant
+        own = [entry for entry in self._reserved if entry[0].serves(capability, tenant)]
+        own_weak = [entry for entry in self._reserved_weak if entry[0].serves(capability, tenant)]
+        return [own, *tiers], [*weak, own_weak]
+
+    def _elsewhere(self, member: Member) -> int:
+        return sum(entry[0].requests for entry in self.entries if entry[0] is not member)
+
+    def _refusal(self, now_ns: int, tiers: Sequence[Tier]) -> EngineError:
+        """Why nobody may be asked."""
+        members = [entry[0] for entry in self.entries if not entry[0].high_value_for] or [entry[0] for entry in self.entries]
+        if any(tiers):
+            return EngineRefused(
+                f"No engine that serves {self.model!r} has room for this request: max_tokens_in_flight is reached.", engine_status=429,
+                engine_code="engine_full", hint="Come back after Retry-After, or ask for less.", retry_after_s=FULL_RETRY_S,
+            )
+        held = [member for member in members if member.held_until_ns > now_ns and member.admitted and not member.drained]
+        if held:
+            first = min(held, key=lambda member: member.held_until_ns)
+            said = first.held
+            return EngineRefused(
+                f"The engine {first.name!r} that serves {self.model!r} asked not to be asked yet.",
+                engine_status=said.engine_status if said is not None else 429, engine_code=said.public_code if said is not None else None,
+                hint="Come back after Retry-After.", retry_after_s=(first.held_until_ns - now_ns) / 1e9,
+            )
+        drained = [member.name for member in members if member.drained]
+        if drained:
+            return EngineDown(
+                f"No engine that serves {self.model!r} takes requests: {', '.join(map(repr, drained))} is being drained.",
+                hint="Its operator ends that with POST /api/v1/engines/NAME/resume, or the setting drain.",
+            )
+        failed = next((member for member in members if not member.admitted), None)
+        if failed is None:
+            return EngineNotAdmitted(
+                f"The engines that serve {self.model!r} are kept for others (high_value_for).",
+                hint="Ask for another model, or give it another engine.",
+            )
+        return EngineNotAdmitted(
+            f"No engine that serves {self.model!r} is admitted: {failed.name!r} failed the check {failed.why}.",
+            hint=f"`tidegate check {failed.section.url}` shows all checks; it is checked again every {AGAIN_S:g} s. "
+            f'engines.{failed.name}.conformance = "warn" uses it all the same.',
+            retry_after_s=AGAIN_S,
+        )
+
+
+def _busyness(entry: Entry) -> tuple[bool, float]:
+    member = entry[0]
+    return member.requests >= member.slots_now, member.load * member.slowness
+
+
+def _text(content: Any) -> str:
+    """The beginning of a message's text or of a prompt."""
+    if content.__class__ is str:
+        return content[:PREFIX_CHARS]
+    if content.__class__ is list and content:
+        first = content[0]
+        return _text(first.get("text")) if first.__class__ is dict else str(content[:PREFIX_CHARS])
+    return ""
