@@ -30,7 +30,7 @@ lengths = st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 300)), min_siz
 
 def jobs(*prompts: int, tenants: str = "a", at_s: float = 0.0) -> list[Job]:
     at_ns = round(at_s * 1e9)
-    return [Job(number, tenants[number % len(tenants)], prompt, 1, 1.0, at_ns, at_ns) for number, prompt in enumerate(prompts)]
+    return [Job(number, tenants[number % len(tenants)], prompt, 1, 1.0, 0, at_ns, at_ns) for number, prompt in enumerate(prompts)]
 
 
 def order(policy: Policy, asked: list[Job], speed: Speed = PLAIN) -> list[int]:
@@ -162,7 +162,7 @@ def test_no_request_is_lost_or_doubled(asked: list[tuple[int, int]], name: str, 
     """Every request is answered once or refused, under every policy; `measure` finds none that is neither."""
     scenario = Scenario(slots=slots, prefill=1000.0, decode=10.0)
     made = [
-        Job(number, "ab"[number % 2], prompt, output, output + 1.0, round(number // 5 * gap_s * 1e9), 0)
+        Job(number, "ab"[number % 2], prompt, output, output + 1.0, 0, round(number // 5 * gap_s * 1e9), 0)
         for number, (prompt, output) in enumerate(asked)
     ]
     Simulation(made, scenario.engine, BASELINES[name][-1](scenario.engine, 3.0)).run()
@@ -176,7 +176,7 @@ def test_nobody_beats_the_bound(asked: list[tuple[int, int]]) -> None:
     """At one instant, no policy has more first tokens in time than the upper bound says."""
     scenario = Scenario(slots=3, prefill=4000.0, decode=50.0)
     for builds in BASELINES.values():
-        made = [Job(number, "a", prompt, output, output + 1.0, 0, 0) for number, (prompt, output) in enumerate(asked)]
+        made = [Job(number, "a", prompt, output, output + 1.0, 0, 0, 0) for number, (prompt, output) in enumerate(asked)]
         Simulation(made, scenario.engine, builds[-1](scenario.engine, scenario.slo)).run()
         assert measure(made, scenario).good <= most_in_time(made, scenario.engine, scenario.slo)
 

@@ -13,7 +13,7 @@ SPEED = Speed(slots=4, prefill=1000.0, decode=10.0, half=3.0, chunk=100)
 
 
 def job(number: int, prompt: int, output: int) -> Job:
-    return Job(number, "t", prompt, output, float(output), 0, 0)
+    return Job(number, "t", prompt, output, float(output), 0, 0, 0)
 
 
 def run(engine: Engine) -> list[Job]:

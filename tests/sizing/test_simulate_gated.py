@@ -20,7 +20,7 @@ SPEED = Speed(slots=2, prefill=1000.0, decode=10.0, half=60.0, chunk=100)
 def jobs(asked: list[tuple[int, int, int]]) -> list[Job]:
     """From (prompt, output, came in ms)."""
     return [
-        Job(number, "ab"[number % 2], prompt, output, 1.0, came_ms * 1_000_000, 0)
+        Job(number, "ab"[number % 2], prompt, output, 1.0, 0, came_ms * 1_000_000, 0)
         for number, (prompt, output, came_ms) in enumerate(sorted(asked, key=lambda one: one[2]))
     ]
 

@@ -40,6 +40,10 @@ class Speed:
         """Seconds of a step that reads no prompt."""
         return (1 + (streams - 1) / self.half) / self.decode
 
+    def busy_s(self, prompt: float, output: float) -> float:
+        """Seconds of the whole engine that a request takes where all slots are taken."""
+        return prompt / self.prefill + max(output - 1, 0) * self.step_s(self.slots) / self.slots
+
     def alone_s(self, prompt: float, output: float) -> float:
         """Seconds in its slot of a request that has the engine for itself: no load makes it shorter."""
         return prompt / self.prefill + max(output - 1, 0) / self.decode

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(slots=True, eq=False)
 class Job:
     """`prompt` and `output` are tokens; `output` is the truth, known to the engine model and to the clairvoyant policy alone, and `predicted` is
-    what a predictor of answer lengths would say. All times are of the virtual clock, in ns; a time that has not come is -1.
+    what a predictor of answer lengths would say; `told` is what the caller says its answer may be at most, 0 for nothing. All times are of the
+    virtual clock, in ns; a time that has not come is -1.
 
     `asked_ns` is when it first came and `came_ns` when it came last, after a refusal; `tries` counts its comings.
     """
@@ -18,6 +19,7 @@ class Job:
     prompt: int
     output: int
     predicted: float
+    told: int
     asked_ns: int
     came_ns: int
     counted: bool = True

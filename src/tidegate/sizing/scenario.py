@@ -15,6 +15,8 @@ from tidegate.sizing.engine_model import Speed
 from tidegate.sizing.job import Job
 from tidegate.sizing.traces import Arrival, Trace
 
+#: How much of what the engine can do is asked of it before a burst.
+WARM_LOAD = 0.8
 #: The smallest and largest value of each key, and what it is.
 KEYS: dict[str, tuple[float, float, str]] = {
     "slots": (1, 100_000, "answers at the same time"),
@@ -24,7 +26,7 @@ KEYS: dict[str, tuple[float, float, str]] = {
     "chunk": (1, 1e7, "prompt tokens that are read in one step beside running streams"),
     "requests": (1, 1e6, "at most so many requests of the trace, from its beginning"),
     "burst": (0, 1e6, "so many requests at one instant, with lengths drawn from the trace; 0: the trace's own times"),
-    "warm": (0, 1e5, "before a burst, so many requests in small ones of two for each slot, which are not counted: what a running gateway has seen"),
+    "warm": (0, 1e5, "so many requests before a burst, at four fifths of what the engine can do; they are not counted"),
     "rate": (0, 1e6, "requests per second, as a Poisson process, in place of the trace's own times; 0: the trace's own"),
     "speed": (0.001, 1e6, "the trace's own times, so many times as fast"),
     "slo": (0.001, 1e6, "seconds within which the first token should come"),
@@ -32,6 +34,7 @@ KEYS: dict[str, tuple[float, float, str]] = {
     "flood": (0.001, 1e6, "the first tenant sends so many times as much as each other"),
     "returns": (0, 1, "share of refused clients that come back when they were told to"),
     "noise": (0, 10, "how wrong predicted answer lengths are: deviation of the logarithm"),
+    "told": (0, 1, "1: callers say at most how many tokens they want, twice the predicted length; 0: they say nothing"),
 }
 
 
@@ -54,6 +57,7 @@ class Scenario:
     flood: float = 1.0
     returns: float = 1.0
     noise: float = 0.6
+    told: int = 0
 
     @property
     def engine(self) -> Speed:
@@ -103,7 +107,8 @@ def make_jobs(trace: Trace, scenario: Scenario, seed: int) -> list[Job]:
         at_ns = round(at_s * 1e9)
         tenant = one.tenant or chance.choices(names, cum_weights=sums)[0]
         predicted = one.output * chance.lognormvariate(0.0, scenario.noise)
-        jobs.append(Job(len(jobs), tenant, one.prompt, one.output, predicted, at_ns, at_ns, counted))
+        told = max(one.output, math.ceil(2 * predicted)) if scenario.told else 0
+        jobs.append(Job(len(jobs), tenant, one.prompt, one.output, predicted, told, at_ns, at_ns, counted))
     return jobs
 
 
@@ -111,11 +116,9 @@ def _timed(trace: Trace, scenario: Scenario, chance: random.Random) -> Iterator[
     """(second, request, whether it counts)"""
     if scenario.burst:
         at_s = 0.0
-        warm = _sample(trace.arrivals, scenario.warm, chance)
-        for first in range(0, len(warm), 2 * scenario.slots):
-            small = warm[first : first + 2 * scenario.slots]
-            yield from ((at_s, one, False) for one in small)
-            at_s += 1 + sum(scenario.engine.alone_s(one.prompt, one.output) for one in small)
+        for one in _sample(trace.arrivals, scenario.warm, chance):
+            yield at_s, one, False
+            at_s += chance.expovariate(WARM_LOAD / scenario.engine.busy_s(one.prompt, one.output))
         for one in _sample(trace.arrivals, scenario.burst, chance):
             yield at_s, one, True
     elif scenario.rate:
