@@ -113,7 +113,7 @@ def test_the_real_llama_cpp_beside_its_plan(llama_url: str, llama_key: str) -> N
         {"/props": b'{"total_slots": 4, "default_generation_settings": []}', "/slots": b"[7]"},
         {"/props": b"[" * 5000},
         {"/props": b"\xff\xfe"},
-        {"/metrics": b"a" * (9 << 20)},
+        {"/metrics": b"a" * (9 << 20) + b"\n" + METRICS.encode()},
     ],
     ids=["nothing", "other", "no labels", "no size", "negative", "huge", "no slots", "texts", "lists", "deep", "bytes", "endless"],
 )

@@ -13,7 +13,8 @@ from tidegate.sizing.cards import Card, find_card
 from tidegate.sizing.hf_model import from_config
 from tidegate.sizing.memory import GIB, Engine
 from tidegate.sizing.model_config import Model
-from tidegate.sizing.plan import Stage, Wish, logged_tokens, plan, tightest
+from tidegate.sizing.plan import Stage, Wish, logged_tokens, plan, stage_of, tightest
+from tidegate.sizing.weights import stages
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_logs.json").read_text())
 
@@ -55,12 +56,34 @@ def test_tokens_of_a_pool_are_what_the_engine_printed(log: dict[str, Any]) -> No
     assert seen == pytest.approx(log["kv_tokens"], rel=0.02 if log["model"].startswith("Qwen3-235B") else 0.003)
 
 
+@pytest.mark.parametrize("log", [log for log in with_tokens if "concurrency" in log], ids=label)
+def test_requests_of_a_pool_are_what_the_engine_printed(log: dict[str, Any]) -> None:
+    """"Maximum concurrency for N tokens per request", to 0.6 %: windows, states and latent caches included."""
+    cache = tightest(model(log["model"]), wish(log)).cache
+    requests = cache.blocks_in(log["kv_gib"] * GIB) / cache.blocks_of(log["max_model_len"])
+    assert requests == pytest.approx(log["concurrency"], rel=0.006)
+
+
 @pytest.mark.parametrize("log", [log for log in PUBLISHED["logs"] if log["engine"] == "0.19" and "gpu" in log], ids=label)
 def test_tokens_from_the_config_alone(log: dict[str, Any]) -> None:
     """From the config, the card and the flags alone, the tokens that an engine printed: to 4 %, Llama 4 Scout to 20 %."""
     made = plan(model(log["model"]), wish(log))
     assert made.tokens == pytest.approx(log["kv_tokens"], rel=0.2 if "Scout" in log["model"] else 0.04)
     assert made.tokens_low <= log["kv_tokens"] <= made.tokens_high
+
+
+#: With the sizes of each term, of the engine's present way of measuring.
+with_terms = [log for log in PUBLISHED["logs"] if "gpu" in log and "weights_gib" in log and memory.version_of(log["engine"]) >= (0, 11)]
+
+
+@pytest.mark.parametrize("log", with_terms, ids=label)
+def test_each_term_lies_in_its_band(log: dict[str, Any]) -> None:
+    """Weights, activation, non-torch memory and graphs of a first rank are within what the plan allows for; the weights within 8 %."""
+    stage = stage_of(model(log["model"]), wish(log), *stages(len(model(log["model"]).layers), log.get("pp", 1))[0])
+    for name, band in (("weights", stage.weights), ("activation", stage.activation), ("non_torch", stage.non_torch), ("graphs", stage.graphs)):
+        if f"{name}_gib" in log:
+            assert band.low / GIB - 0.005 <= log[f"{name}_gib"] <= band.high / GIB + 0.005, name
+    assert log["weights_gib"] == pytest.approx(stage.weights.mid / GIB, rel=0.08)
 
 
 @pytest.mark.parametrize("log", PUBLISHED["fails"], ids=label)

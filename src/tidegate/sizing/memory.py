@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from tidegate.core.errors import BadRequest
 from tidegate.sizing.cards import Card
-from tidegate.sizing.model_config import Latent, Layer, Model
+from tidegate.sizing.model_config import Experts, Latent, Layer, Model
 from tidegate.sizing.weights import padded_vocabulary, widest
 
 GIB = 1 << 30
@@ -119,14 +119,16 @@ def non_torch(engine: Engine, card: Card, tp: int, pp: int) -> Band:
     return Band(0.2 * GIB, 0.55 * GIB, 1.8 * GIB)
 
 
-def graphs(layers: int, engine: Engine) -> Band:
-    """CUDA graphs of the decode steps: a part for the pool, a part per layer, and in proportion to the batch sizes that are captured."""
+def graphs(layers: Sequence[Layer], engine: Engine) -> Band:
+    """CUDA graphs of the decode steps: a part for the pool, a part per layer, and in proportion to the batch sizes that are captured. Those of
+    experts were up to 2.4 times as large as expected."""
     if not engine.graphs:
         return Band.exact(0)
     largest = min(512, 2 * engine.sequences)
     sizes = 3 + min(largest, 256) // 8 + max(0, largest - 256) // 16 if largest >= 8 else 3
-    mid = (0.35 + 0.0175 * layers) * sizes / 51
-    return Band(0.5 * mid * GIB, mid * GIB, 1.5 * mid * GIB)
+    mid = (0.35 + 0.0175 * len(layers)) * sizes / 51
+    experts = any(isinstance(layer.feed_forward, Experts) for layer in layers)
+    return Band.around(mid * GIB, 0.6, 2.5 if experts else 1.4)
 
 
 def llama_compute(model: Model, micro_batch: int) -> Band:

@@ -240,11 +240,12 @@ def tightest(model: Model, wish: Wish) -> Stage:
     for first, last in cuts:  # stages of the same size in the middle are the same
         key = (last - first if model.layers[first:last] == model.layers[: last - first] else first, first == 0, last == len(model.layers))
         if key not in made:
-            made[key] = _stage(model, wish, first, last)
+            made[key] = stage_of(model, wish, first, last)
     return min(made.values(), key=lambda stage: stage.blocks("mid") if stage.pool.mid > 0 else stage.pool.mid)
 
 
-def _stage(model: Model, wish: Wish, first: int, last: int) -> Stage:
+def stage_of(model: Model, wish: Wish, first: int, last: int) -> Stage:
+    """A rank of the stage that holds the layers `first` up to `last`."""
     layers, engine = model.layers[first:last], wish.engine
     ends = last == len(model.layers)
     weights = _given(wish.weights_gib) or memory.weights_band(
@@ -259,7 +260,7 @@ def _stage(model: Model, wish: Wish, first: int, last: int) -> Stage:
     else:
         activation = _given(wish.activation_gib) or memory.activation(model, layers, engine, wish.tp, last=ends, pp=wish.pp)
         other = _given(wish.non_torch_gib) or memory.non_torch(engine, wish.card, wish.tp, wish.pp)
-        drawn = _given(wish.graphs_gib) or memory.graphs(len(layers), engine)
+        drawn = _given(wish.graphs_gib) or memory.graphs(layers, engine)
         cache = vllm_cache(model, wish, first, last)
     budget = wish.card.visible_gib * GIB * engine.share
     taken = [weights, activation, other, *([drawn] if _graphs_inside(engine) else [])]
