@@ -197,7 +197,7 @@ class Store:
 
 @dataclass
 class House:
-    """What the page stands on, and how the asked route behaves: `mode` is answer, error, refuse, cut or hang."""
+    """What the page stands on, and how the asked route behaves: `mode` is answer, error, refuse, message, rung, cut or hang."""
 
     live: Ring = field(default_factory=Ring)
     flights: Store = field(default_factory=Store)
@@ -245,6 +245,9 @@ def app_of(house: House) -> FastAPI:
         if house.mode == "refuse":
             error = {"code": "rate_limit_exceeded", "message": "This key may send 60 requests a minute.", "hint": "Wait a little."}
             return JSONResponse({"error": error | {"trace_id": "01" * 16}}, 429, headers={"Retry-After": "12"})
+        if house.mode == "message":
+            error = {"code": "support_unavailable", "message": "Please call us.", "ticket": "T-01A22A-2818EA-623AF1", "rung": "message"}
+            return JSONResponse({"error": error | {"trace_id": "03" * 16}}, 503)
         if body.get("age", 0) > 65 and not body.get("medical_history"):
             error = {"code": "input_invalid", "message": "Above 65 the medical history is needed.", "param": "medical_history"}
             return JSONResponse({"error": error | {"trace_id": "02" * 16}}, 422)
@@ -264,6 +267,11 @@ async def events(house: House, name: str) -> AsyncIterator[str]:
             await asyncio.sleep(house.pace_s)
             decision = {"decision": "refer", "risk_class": "C", "reasons": ["Smoker", "Age above 65"], "premium": {"amount": 148.2}}
             yield event("answer", decision | {"usage": {"prompt_tokens": 211, "completion_tokens": 48}, "trace_id": flight.id})
+            return
+        landing = {"rung": "faq", "note": "From our list of frequent questions.", "cause": "engine_down"}
+        if house.mode == "rung":
+            yield event("rung", landing)
+            yield event("answer", {"answer": ANSWER, "citations": [], "ladder": landing, "usage": {}, "trace_id": flight.id})
             return
         yield event("passages", {"passages": PASSAGES})
         for n, word in enumerate(ANSWER.split(" ")):

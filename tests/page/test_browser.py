@@ -111,7 +111,7 @@ def test_what_the_contract_refuses_is_shown_at_its_field(desk: Desk, house: Hous
 
 @pytest.mark.parametrize(("mode", "said"), [
     ("error", "The engine's stream ended before its end."), ("cut", "The stream ended before the answer was complete."),
-    ("refuse", "Try again in 12 s."),
+    ("refuse", "Try again in 12 s."), ("message", "Ticket T-01A22A-2818EA-623AF1"),
 ])
 def test_a_failure_is_told_and_the_next_asking_works(desk: Desk, house: House, mode: str, said: str) -> None:
     """Text that had come stays; an error event, a stream without its end and a refusal each say what happened."""
@@ -121,7 +121,22 @@ def test_a_failure_is_told_and_the_next_asking_works(desk: Desk, house: House, m
     page.click(f"{SUPPORT} button.main")
     page.wait_for_selector(f"{SUPPORT} .problem:not([hidden])")
     assert said in desk.text(f"{SUPPORT} .problem")
-    assert (mode == "refuse") != desk.text(f"{SUPPORT} .said").startswith("Answer\nYou have seven days")
+    assert (mode in ("refuse", "message")) != desk.text(f"{SUPPORT} .said").startswith("Answer\nYou have seven days")
+    house.mode = "answer"
+    page.click(f"{SUPPORT} button.main")
+    page.wait_for_selector(f"{SUPPORT} .mark-n")
+    assert page.is_hidden(f"{SUPPORT} .problem")
+
+
+def test_a_lower_rung_says_so_over_its_answer(desk: Desk, house: House) -> None:
+    """The rung's own sentence, as a warning and not as a failure, and the answer below it; the next full answer is without."""
+    house.mode = "rung"
+    page = desk.go()
+    page.click(f"{SUPPORT} .example >> nth=0")
+    page.click(f"{SUPPORT} button.main")
+    page.wait_for_selector(f"{SUPPORT} .to-flight")
+    assert desk.text(f"{SUPPORT} .problem.warn:not(.bad)") == "From our list of frequent questions."
+    assert desk.text(f"{SUPPORT} .answer").startswith("You have seven days")
     house.mode = "answer"
     page.click(f"{SUPPORT} button.main")
     page.wait_for_selector(f"{SUPPORT} .mark-n")

@@ -73,6 +73,18 @@ def test_gaps_are_never_lost_between_two_folds(flight: MakeFlight) -> None:
     assert told(metrics)["tidegate_inter_token_seconds_count", ()] == 20 * 299
 
 
+def test_steps_down_the_ladder_are_counted_by_where_they_led(flight: MakeFlight) -> None:
+    """Each step once, also where another process counted it."""
+    metrics, other = Metrics(), Metrics()
+    steps = [(1, "stepped_down", {"rung": "full", "to": "faq", "cause": "engine_down"}), (2, "stepped_down", {"rung": "faq", "to": "message"})]
+    metrics.finished(flight(capability="support/answer", decisions=steps))
+    metrics.finished(flight(capability="support/answer", decisions=steps[:1]))
+    other.add(metrics.counted())
+    figures = told(other)
+    assert figures["tidegate_steps_down_total", labels(capability="support/answer", to="faq")] == 2
+    assert figures["tidegate_steps_down_total", labels(capability="support/answer", to="message")] == 1
+
+
 def test_tokens_are_told_apart_by_kind_and_exactness(flight: MakeFlight) -> None:
     """Estimated tokens never mix with those that the engine counted."""
     metrics = Metrics()

@@ -43,6 +43,9 @@ FOLDED = (
         "How far the forecast of the wait was off, of requests that waited for a slot: late where they waited longer than was forecast, else early.",
     ),
     Described(
+        "tidegate_steps_down_total", "counter", ("capability", "to"), "Steps down the ladder of a capability, by the rung that they led to."
+    ),
+    Described(
         "tidegate_flights_thinned_total", "counter", (), "Flights recorded without token stamps because the spool was near its bound."
     ),
 )

@@ -61,6 +61,7 @@ class Exposition(Collector):
         yield _tokens(metrics)
         yield _counters("tidegate_errors_total", {(code,): count for code, count in metrics.errors.items()})
         yield _histograms("tidegate_admission_forecast_error_seconds", {(side,): histogram for side, histogram in metrics.forecasts.items()})
+        yield _counters("tidegate_steps_down_total", metrics.steps)
         yield _counters("tidegate_flights_thinned_total", {(): metrics.thinned})
         for described in READ:
             if described.name in self._readers:

@@ -68,6 +68,7 @@ class Counted(msgspec.Struct, array_like=True):
     thinned: int
     gaps: Told
     forecasts: dict[str, Told] = {}
+    steps: list[tuple[str, str, int]] = []
 
 
 def _told(histogram: Histogram) -> Told:
@@ -96,6 +97,7 @@ class Metrics:
         self._thinned = 0
         self._gaps = Histogram(GAP_BOUNDS_S)
         self._forecasts: dict[str, Histogram] = {}
+        self._steps: dict[tuple[str, ...], int] = defaultdict(int)
         self._waiting: list[FlightRecord] = []
         self._waiting_stamps = 0
         self._capabilities, self._models = Names(capabilities), Names(models)
@@ -156,6 +158,12 @@ class Metrics:
         self._fold()
         return self._forecasts
 
+    @property
+    def steps(self) -> dict[tuple[str, ...], int]:
+        """Steps down the ladders: capability, and the rung that a step led to."""
+        self._fold()
+        return self._steps
+
     def _fold(self) -> None:
         """Count what waits."""
         waiting, self._waiting, self._waiting_stamps = self._waiting, [], 0
@@ -183,6 +191,8 @@ class Metrics:
             for _, what, facts in record.decisions:
                 if what == "queued":
                     self._count_forecast(facts["waited_s"] - facts["forecast_s"])
+                elif what == "stepped_down":
+                    self._steps[self._capabilities.label(record.capability), facts["to"]] += 1
             if record.thinned:
                 self._thinned += 1
             if len(record.token_ns) > 1:
@@ -199,6 +209,7 @@ class Metrics:
             {part: _told(histogram) for part, histogram in self.parts.items()},
             (self.tokens[True], self.tokens[False]), self.errors, self.thinned, _told(self.gaps()),
             {side: _told(histogram) for side, histogram in self.forecasts.items()},
+            [(capability, to, count) for (capability, to), count in self.steps.items()],
         )
 
     def add(self, other: Counted) -> None:
@@ -218,6 +229,8 @@ class Metrics:
         _add(self._gaps, other.gaps)
         for side, told in other.forecasts.items():
             _add(self._forecasts.setdefault(side, Histogram(FORECAST_BOUNDS_S)), told)
+        for capability, to, count in other.steps:
+            self._steps[capability, to] += count
 
     def _open(self, record: FlightRecord) -> Series:
         # A name that became OTHER comes here each time: to remember it would let made-up names fill the memory.

@@ -12,6 +12,7 @@ _BY_FIRST_WORD = {
     "admission": "admission", "limits": "admission", "limit": "admission", "queue": "admission", "gate": "admission",
     "retrieval": "retrieval", "retrieve": "retrieval", "embed": "retrieval", "search": "retrieval", "rerank": "retrieval",
     "pipeline": "pipeline", "prompt": "pipeline", "contract": "pipeline", "cite": "pipeline", "stage": "pipeline",
+    "faq": "pipeline", "ladder": "pipeline",
     "engine": "engine", "generate": "engine", "stream": "decode",
 }
 

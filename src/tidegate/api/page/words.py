@@ -42,6 +42,8 @@ PARTS = {
     "engine.answer": "an answer that was not streamed",
     "contract": "the output contract was checked",
     "cite": "the citations were found",
+    "faq": "the list of frequent questions was looked through",
+    "ladder": "a rung failed, and the next one was chosen",
     "embed": "vectors for /v1/embeddings",
     "replay": "a stream that was kept was read on",
     "respond": "the answer was written",
@@ -67,7 +69,7 @@ _MEANINGS = {kind.code: (kind.__doc__ or "").strip().splitlines()[0] for kind in
 
 def meaning(code: str) -> str:
     """The sentence of an error code; codes that an engine chose itself are not known here."""
-    return _MEANINGS.get(code, "The engine's own code, passed on as it came.")
+    return _MEANINGS.get(code, "The engine's own code, passed on as it came, or the business code of a capability's last rung.")
 
 
 def ms(nanoseconds: float) -> str:

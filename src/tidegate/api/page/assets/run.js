@@ -42,10 +42,24 @@ export class Run {
 
   /** One event of the stream; unknown ones are for later versions of the page. */
   take(event, body) {
-    if (event === "passages") this.showPassages(body.passages ?? []);
+    if (event === "rung") this.landed(body);
+    else if (event === "passages") this.showPassages(body.passages ?? []);
     else if (event === "token") this.add(body.text ?? "");
     else if (event === "answer") this.finish(body);
     else if (event === "error") this.failed(body.error ?? {});
+  }
+
+  /** A rung below the full answer: what it says of itself stands over the answer. */
+  landed(landing) {
+    if (!landing?.note) return;
+    this.problem.replaceChildren(make("p", "", landing.note));
+    this.tone("warn");
+  }
+
+  tone(tone) {
+    this.problem.classList.toggle("bad", tone === "bad");
+    this.problem.classList.toggle("warn", tone === "warn");
+    this.problem.hidden = false;
   }
 
   add(piece) {
@@ -62,8 +76,9 @@ export class Run {
 
   finish(body) {
     // What is about the answer is on the flight's page; the rest is the answer.
-    const { usage, trace_id, citations, capability_sha256, index_version, answer, ...rest } = body;
+    const { usage, trace_id, citations, capability_sha256, index_version, ladder, answer, ...rest } = body;
     this.close("Answer complete");
+    this.landed(ladder);
     if (citations?.length) this.showPassages(citations);
     this.answer.replaceChildren();
     if (typeof answer === "string") this.answer.append(...withMarks(answer, this.passages));
@@ -84,11 +99,12 @@ export class Run {
       said.append(...withCode(hint));
       this.problem.append(said);
     }
+    if (error.ticket) this.problem.append(make("p", "", `Ticket ${error.ticket}`));
     if (retry_after) this.problem.append(make("p", "", `Try again in ${retry_after} s.`));
     const codes = make("p", "small");
     codes.append(make("code", "", code), trace_id ? " trace " : "", trace_id ? make("code", "", trace_id) : "");
     this.problem.append(codes);
-    this.problem.hidden = false;
+    this.tone("bad");
     this.answer.hidden = !this.answer.textContent;
     this.figures(null, trace_id);
     markField(this.form, param);
