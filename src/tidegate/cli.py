@@ -315,10 +315,15 @@ def _check_progress(quiet: bool) -> Iterator[Callable[[Step], None]]:
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same figures.")
 @click.option("--plot", metavar="FILE.svg", type=click.Path(path_type=Path), help="Also draw the times to first token.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def simulate(file: Path, what_ifs: tuple[str, ...], names: tuple[str, ...], seed: int, plot: Path | None, as_json: bool) -> None:
+@settings_options
+def simulate(
+    file: Path, what_ifs: tuple[str, ...], names: tuple[str, ...], seed: int, plot: Path | None, as_json: bool, config: Path | None,
+    sets: tuple[str, ...],
+) -> None:
     """Try admission policies on a recorded load, on an engine model under a virtual clock.
 
-    All keys of --what-if, the engine model and the formats of traces are in docs/simulate.md.
+    All keys of --what-if, the engine model and the formats of traces are in docs/simulate.md. The gateway's own policy has the settings
+    [admission] and [classes.NAME].
     """
     from tidegate.sizing import plots, tables
     from tidegate.sizing.gated import tidegate
@@ -327,7 +332,8 @@ def simulate(file: Path, what_ifs: tuple[str, ...], names: tuple[str, ...], seed
     from tidegate.sizing.simulate import simulate as run
     from tidegate.sizing.traces import read
 
-    chosen = policies(names, tidegate())
+    settings = _settings(config, sets)
+    chosen = policies(names, tidegate(settings.admission, settings.classes))
     done = []
     for scenario in [parse(said) for said in what_ifs or ("",)]:
         trace = read(file, scenario.requests, seed)

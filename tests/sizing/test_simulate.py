@@ -369,6 +369,19 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
     assert scenario["policies"]["fifo"]["good"] == 1
 
 
+def test_the_command_takes_the_gateways_settings(tmp_path: Path) -> None:
+    """A shorter bound refuses more of the same burst."""
+    file = tmp_path / "t.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,4800,100\n")
+    refused = []
+    for bound_s in ("1", "1000"):
+        args = ("--policy", "tidegate", "--what-if", "burst=200,returns=0", "--json", "--set", f"admission.forecast_s={bound_s}")
+        code, out = said("--trace", str(file), *args)
+        assert code == 0, out
+        refused.append(json.loads(out)["scenarios"][0]["policies"]["tidegate"]["refused"])
+    assert refused[0] > refused[1] == 0
+
+
 @pytest.mark.parametrize("args", [("--what-if", "slots=0"), ("--policy", "lifo"), ("--plot", "x.png"), ("--trace", "none.csv")])
 def test_the_command_refuses_what_it_does_not_understand(tmp_path: Path, args: tuple[str, ...]) -> None:
     """Exit code 2, one sentence and a hint, no traceback."""

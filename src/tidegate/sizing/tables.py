@@ -69,8 +69,8 @@ def _scenario(one: Simulated) -> list[RenderableType]:
     if one.trace.skipped:
         parts.append(Text(f"{one.trace.skipped:,} records of the trace never ran and are left out.", "dim"))
     parts += [
-        Text(f"{name}: {figures.returned:,} came back when they were told to, {_share(figures.kept)} of them passed; {figures.good_later:,} of all "
-             "refused were in time later.")
+        Text(f"{name}: {figures.returned:,} came back when they were told to; {_share(figures.kept)} of them passed, and "
+             f"{_share(figures.good_later / figures.returned)} were in time then.")
         for name, figures in one.figures.items() if figures.returned
     ]  # fmt: skip
     return [*parts, Text()]
