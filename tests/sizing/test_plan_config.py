@@ -210,6 +210,21 @@ def test_parts_that_a_checkpoint_leaves_alone(ignore: list[str]) -> None:
     assert made.quantisation.bits_of("mlp", 16) == pytest.approx(4.125)
 
 
+@pytest.mark.parametrize(
+    ("ignore", "kept"),
+    [
+        (["re:.*shared_experts.*", "re:.*mlp\\.(gate|up|down)_proj.*"], {"shared", "mlp"}),
+        (["model.layers.0.mlp", "model.layers.31.self_attn"], set()),
+        (["model.layers.0", "lm_head", "re:("], set()),
+        (["*.experts.*"], {"experts"}),
+    ],
+)
+def test_a_part_is_left_alone_where_most_of_it_is(ignore: list[str], kept: set[str]) -> None:
+    """Exceptions for the first and the last layer do not make a checkpoint a large one; a broken pattern matches nothing."""
+    about = {"quant_method": "compressed-tensors", "ignore": ignore, "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}}
+    assert read(quantization_config=about).quantisation.kept == kept | {"head", "vision"}
+
+
 # -- sizes that files say --
 
 

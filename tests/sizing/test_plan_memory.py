@@ -232,6 +232,24 @@ def test_graphs_are_inside_the_share_since_0_21() -> None:
     assert planned(llama(), engine=replace(new, share=0.99, graphs=False)).verdict == "fits"
 
 
+def test_stages_of_different_layers_are_computed_apart() -> None:
+    """Two full layers at the end of a model of windows make the stage that holds them the tightest."""
+    kinds = ["sliding_attention"] * 30 + ["full_attention"] * 2
+    model = llama(layer_types=kinds, sliding_window=128)
+    cut = tightest(model, Wish(H100, ENGINE, pp=4))
+    assert cut.cache.token_bytes == 2 * 2 * 8 * 128 * 2
+
+
+def test_a_model_without_attention_has_room_by_requests() -> None:
+    """A Mamba model holds one state a request: its tokens are the requests times their length."""
+    config = {"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "state_size": 16, "time_step_rank": 160, "vocab_size": 50280}
+    made = planned(from_config(config, "config.json", name="mamba"), length=1000, prefix_caching=False)
+    assert made.kv_bytes_per_token == 0
+    assert made.state_bytes_per_request == 64 * 5120 * (16 + 3) * 2
+    assert made.tokens == pytest.approx(made.most_requests * 1000, rel=0.001)
+    assert made.verdict == "fits"
+
+
 def test_fewer_sequences_capture_fewer_graphs() -> None:
     """vLLM captures batch sizes up to twice the sequences, 512 at most: 51 of them, by steps of 8 and 16; one sequence captures few."""
     model = llama()

@@ -8,7 +8,7 @@ what runs out: a window holds its window and what one step adds, a recurrent sta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,10 +28,12 @@ _CELLS = 256
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers with the same needs. `page_bytes`: of one layer's part of a block. `tokens`: how many tokens a block holds; 0 for a state."""
+    """Layers with the same needs. `layers`: on this rank; `copies`: block tables of a request, the same on every rank. `page_bytes`: of one layer's
+    part of a block. `tokens`: how many tokens a block holds; 0 for a state."""
 
     kind: str
     layers: int
+    copies: int
     page_bytes: int
     tokens: int
     window: int = 0
@@ -102,7 +104,7 @@ def _search(blocks_of: Callable[[int], int], blocks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The cache of one rank. `stride`: how many layers share a block in each group; `block_bytes`: what one block takes on the rank."""
+    """The cache of one rank. `stride`: how many of its layers share a block in each group; `block_bytes`: what one block takes on the rank."""
 
     groups: tuple[Group, ...]
     stride: int
@@ -112,7 +114,7 @@ class Layout:
 
     def blocks_of(self, tokens: int) -> int:
         """Blocks that a request of `tokens` holds at most."""
-        return sum(self._copies(group) * self._of(group, tokens) for group in self.groups)
+        return sum(group.copies * self._of(group, tokens) for group in self.groups)
 
     def blocks_in(self, pool_bytes: float) -> int:
         return max(0, int(pool_bytes // self.block_bytes)) if self.block_bytes else 0
@@ -120,7 +122,7 @@ class Layout:
     @property
     def copies(self) -> int:
         """How many block tables a request has."""
-        return sum(self._copies(group) for group in self.groups)
+        return sum(group.copies for group in self.groups)
 
     @property
     def block_tokens(self) -> int:
@@ -140,9 +142,6 @@ class Layout:
         """The longest request that `blocks` can hold, in tokens; whole blocks only."""
         return _search(self.blocks_of, blocks)
 
-    def _copies(self, group: Group) -> int:
-        return -(-group.layers // self.stride)
-
     def _of(self, group: Group, tokens: int) -> int:
         if group.kind == "state":
             return self.state_blocks
@@ -154,30 +153,35 @@ class Layout:
 
 
 def layout(
-    layers: Sequence[Layer], *, tp: int, kv_bits: float, state_dtype_bytes: int, block: int = _BLOCK, step_tokens: int = 8192, hybrid: bool = True,
-    prefix_caching: bool = True, draft_tokens: int = 0, fp8_latent: bool = False,
+    layers: Sequence[Layer], *, tp: int, kv_bits: float, state_dtype_bytes: int, whole: Sequence[Layer] | None = None, block: int = _BLOCK,
+    step_tokens: int = 8192, hybrid: bool = True, prefix_caching: bool = True, draft_tokens: int = 0, fp8_latent: bool = False,
 ) -> Layout:
-    """The cache of one rank that holds `layers`.
+    """The cache of one rank that holds `layers`, of a model of the layers `whole` (default: the same): groups are made of the whole model, and each
+    rank has its share of each group's layers.
 
     `state_dtype_bytes`: of the numbers that wait for a recurrent layer's convolution. `step_tokens`: the most tokens of one step (a window holds them
     beside itself). `hybrid`: whether windows save memory at all (before vLLM 0.10 they did not). `prefix_caching`: a recurrent layer then keeps
     two states, and one more for each drafted token (mamba_cache_mode align).
     """
-    needs = Counter(_need(mixer, tp, kv_bits, state_dtype_bytes, draft_tokens, fp8_latent, hybrid) for layer in layers for mixer in layer.mixers)
-    needs.pop(None, None)
-    if draft_tokens and needs:  # a multi-token-prediction head is one more layer of the kind that sees everything
-        full = next((need for need in needs if need is not None and need[0] in ("full", "latent")), None)
-        if full is not None:
-            needs[full] += 1
-    groups = _groups({need: count for need, count in needs.items() if need is not None}, block)
-    if not groups:
+
+    def needs_of(some: Sequence[Layer]) -> dict[_Need, int]:
+        found = Counter(_need(mixer, tp, kv_bits, state_dtype_bytes, draft_tokens, fp8_latent, hybrid) for layer in some for mixer in layer.mixers)
+        counts = {need: count for need, count in found.items() if need is not None}
+        full = next((need for need in counts if need[0] in ("full", "latent")), None)
+        if draft_tokens and full is not None:  # a multi-token-prediction head is one more layer of the kind that sees everything
+            counts[full] += 1
+        return counts
+
+    needs, here = needs_of(whole if whole is not None else layers), needs_of(layers)
+    if not needs:
         return Layout((), 1, 0, step_tokens, 0)
-    counts = [group.layers for group in groups]
+    counts = list(needs.values())
     # As vLLM chooses it: the smallest kind's count, or the largest's where they differ by less than half, so that little is padded.
-    stride = max(counts) if max(counts) < min(counts) * 1.5 else min(counts)
-    page = max(group.page_bytes for group in groups)
+    size = max(counts) if max(counts) < min(counts) * 1.5 else min(counts)
+    groups = tuple(_groups(needs, here, size, block))
+    stride = max(-(-group.layers // group.copies) for group in groups)
     state_blocks = ((2 if prefix_caching else 1) + draft_tokens) if any(group.kind == "state" for group in groups) else 0
-    return Layout(tuple(groups), stride, page * stride, step_tokens, state_blocks)
+    return Layout(groups, stride, max(group.page_bytes for group in groups) * stride, step_tokens, state_blocks)
 
 
 #: kind, bytes per token (or of the state), window
@@ -203,21 +207,18 @@ def _need(
     return "state", state + waiting, 0
 
 
-def _groups(needs: dict[_Need, int], block: int) -> list[Group]:
-    """Blocks of one size in bytes. Beside recurrent layers a block of attention grows until it is as large as a state; where kinds of attention
-    differ, the smaller ones hold more tokens per block."""
-    tokens = [(kind, per_token, window, count) for (kind, per_token, window), count in needs.items() if kind != "state"]
-    states = [(size, count) for (kind, size, _), count in needs.items() if kind == "state"]
-    largest_state = max((size for size, _ in states), default=0.0)
-    largest = max((per_token for _, per_token, _, _ in tokens), default=0.0)
+def _groups(needs: dict[_Need, int], here: dict[_Need, int], size: int, block: int) -> Iterator[Group]:
+    """Groups of `size` layers, with blocks of one size in bytes. Beside recurrent layers a block of attention grows until it is as large as a state;
+    where kinds of attention differ, the smaller ones hold more tokens per block."""
+    largest_state = max((amount for kind, amount, _ in needs if kind == "state"), default=0.0)
+    largest = max((amount for kind, amount, _ in needs if kind != "state"), default=0.0)
     if largest_state and largest:
-        unit = _LATENT_BLOCK if any(kind == "latent" for kind, _, _, _ in tokens) else _BLOCK
+        unit = _LATENT_BLOCK if any(kind == "latent" for kind, _, _ in needs) else _BLOCK
         block = max(block, -(-int(largest_state) // int(largest)))
         block = -(-block // unit) * unit
-    page = max(block * largest, largest_state)
-    groups = []
-    for kind, per_token, window, count in tokens:
-        ratio = largest / per_token
-        groups.append(Group(kind, count, int(page), int(block * ratio) if ratio.is_integer() else block, window))
-    groups.extend(Group("state", count, int(page), 0) for _, count in states)
-    return groups
+    page = int(max(block * largest, largest_state))
+    for need, count in needs.items():
+        kind, amount, window = need
+        ratio = largest / amount if kind != "state" else 0.0
+        tokens = 0 if kind == "state" else int(block * ratio) if ratio.is_integer() else block
+        yield Group(kind, here.get(need, 0), -(-count // size), page, tokens, window)

@@ -56,7 +56,8 @@ def from_config(values: Mapping[str, Any], where: str, *, name: str, weight_byte
         vocabulary=text.whole("vocab_size", "padded_vocab_size", "n_vocab", most=1 << 24),
         context=_context(text), layers=every(layers),
         tied=text.flag("tie_word_embeddings", default=top.flag("tie_word_embeddings", default=kind in _TIED)),
-        dtype_bytes=DTYPE_BITS[dtype] / 8, quantisation=read_quantisation(top if top.has("quantization_config", "compression_config") else text),
+        dtype_bytes=DTYPE_BITS[dtype] / 8,
+        quantisation=read_quantisation(top if top.has("quantization_config", "compression_config") else text, count),
         vision_parameters=_vision(top), extra_parameters=_extra(text, hidden, count), weight_bytes=weight_bytes, notes=tuple(notes),
     )
 

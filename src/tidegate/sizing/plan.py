@@ -16,7 +16,7 @@ from tidegate.sizing import memory
 from tidegate.sizing.cache import Cache, Cells, Layout, layout
 from tidegate.sizing.cards import Card
 from tidegate.sizing.memory import GIB, Band, Engine
-from tidegate.sizing.model_config import Attention, Experts, Latent, Mlp, Model, Recurrent
+from tidegate.sizing.model_config import Attention, Experts, Latent, Layer, Mlp, Model, Recurrent
 from tidegate.sizing.quantisation import WHAT_IF, WHAT_IF_GGUF, kv_bits
 from tidegate.sizing.serving import Serving, serving
 from tidegate.sizing.weights import VOCABULARY_PAD, padded_vocabulary, stages, total_bytes, weight_bytes
@@ -235,10 +235,9 @@ def _verdict(stage: Stage, wish: Wish, length: int, broken: list[str]) -> tuple[
 
 def tightest(model: Model, wish: Wish) -> Stage:
     """The rank with the fewest blocks: every rank has as many as that one."""
-    cuts = stages(len(model.layers), wish.pp)
-    made: dict[tuple[int, bool, bool], Stage] = {}
-    for first, last in cuts:  # stages of the same size in the middle are the same
-        key = (last - first if model.layers[first:last] == model.layers[: last - first] else first, first == 0, last == len(model.layers))
+    made: dict[tuple[tuple[Layer, ...], bool, bool], Stage] = {}
+    for first, last in stages(len(model.layers), wish.pp):  # stages of the same layers in the middle are the same
+        key = (model.layers[first:last], first == 0, last == len(model.layers))
         if key not in made:
             made[key] = stage_of(model, wish, first, last)
     return min(made.values(), key=lambda stage: stage.blocks("mid") if stage.pool.mid > 0 else stage.pool.mid)
@@ -272,8 +271,8 @@ def vllm_cache(model: Model, wish: Wish, first: int, last: int) -> Layout:
     """vLLM's cache of a rank that holds these layers."""
     dtype = _kv_dtype(model, wish)
     return layout(
-        model.layers[first:last], tp=wish.tp, kv_bits=kv_bits(dtype), state_dtype_bytes=int(min(model.dtype_bytes, 2)), block=wish.block,
-        step_tokens=wish.engine.step_tokens, hybrid=wish.engine.version >= memory.HYBRID_CACHE, prefix_caching=wish.prefix_caching,
+        model.layers[first:last], whole=model.layers, tp=wish.tp, kv_bits=kv_bits(dtype), state_dtype_bytes=int(min(model.dtype_bytes, 2)),
+        block=wish.block, step_tokens=wish.engine.step_tokens, hybrid=wish.engine.version >= memory.HYBRID_CACHE, prefix_caching=wish.prefix_caching,
         draft_tokens=wish.draft_tokens, fp8_latent=dtype == "fp8" and any(
             isinstance(mixer, Latent) and mixer.index_dim for layer in model.layers for mixer in layer.mixers
         ),
@@ -305,7 +304,7 @@ def logged_tokens(cache: Cache, blocks: int, length: int, version: tuple[int, in
     """The "GPU KV cache size" that vLLM of this version prints for so many blocks; for llama.cpp, tokens of one request."""
     if not isinstance(cache, Layout):
         return cache.longest(blocks)
-    if version >= memory.TOKENS_BY_CONCURRENCY and len(cache.groups) > 1:
+    if (version >= memory.TOKENS_BY_CONCURRENCY and len(cache.groups) > 1) or (cache.groups and not cache.block_tokens):
         return int(blocks / cache.blocks_of(length) * length)
     return blocks // max(cache.copies, 1) * cache.block_tokens
 
@@ -331,6 +330,8 @@ def _what_ifs(model: Model, wish: Wish, length: int) -> Iterator[WhatIf]:
         other = replace(wish, tp=tp)
         if tp >= 1 and tp != wish.tp and wish.engine.name == "vllm" and wish.weights_gib is None and not broken_rules(model, other):
             yield _what_if(f"tensor parallel {tp}", model, other, length)
+    if wish.engine.name == "llama.cpp" and wish.pp * 2 <= len(model.layers) and wish.weights_gib is None:
+        yield _what_if(f"{wish.pp * 2} cards", model, replace(wish, pp=wish.pp * 2), length)
     if length >= 2048:
         yield _what_if(f"length {length // 2}", model, wish, length // 2)
 
@@ -409,6 +410,8 @@ def _notes(model: Model, wish: Wish, length: int, *, broken: bool) -> list[str]:
         notes.append("the config names no context: a length of 4096 is taken")
     if model.context is not None and length > model.context:
         notes.append(f"the model was made for {model.context} tokens")
+    if wish.draft_tokens:
+        notes.append("weights of what drafts are not counted")
     if not wish.card.measured:
         notes.append("the memory that this card shows is an estimate; --gpu-memory gives your own figure")
     kv_heads = max((m.kv_heads for layer in model.layers for m in layer.mixers if isinstance(m, Attention)), default=0)

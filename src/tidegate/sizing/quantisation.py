@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 #: Parts of a model that checkpoints quantise together or leave alone.
 Part = Literal["attention", "recurrent", "mlp", "experts", "shared", "head", "vision"]
-#: A weight's name as checkpoints spell it, by which lists of exceptions are matched.
-_NAMES: dict[Part, str] = {
-    "attention": "model.layers.1.self_attn.q_proj",
-    "recurrent": "model.layers.1.linear_attn.in_proj_qkv",
-    "mlp": "model.layers.1.mlp.gate_proj",
-    "experts": "model.layers.1.mlp.experts.1.gate_proj",
-    "shared": "model.layers.1.mlp.shared_expert.gate_proj",
-    "head": "lm_head",
-    "vision": "visual.blocks.1.attn.qkv",
+#: A weight's names as checkpoints spell them, by which lists of exceptions are matched.
+_NAMES: dict[Part, tuple[str, ...]] = {
+    "attention": ("model.layers.1.self_attn.q_proj",),
+    "recurrent": ("model.layers.1.linear_attn.in_proj_qkv", "model.layers.1.mamba.in_proj"),
+    "mlp": ("model.layers.1.mlp.gate_proj",),
+    "experts": ("model.layers.1.mlp.experts.1.gate_proj",),
+    "shared": ("model.layers.1.mlp.shared_expert.gate_proj", "model.layers.1.mlp.shared_experts.gate_proj"),
+    "head": ("lm_head",),
+    "vision": ("visual.blocks.1.attn.qkv",),
 }
 _METHODS = ("gptq", "awq", "auto-round", "fp8", "fbgemm_fp8", "compressed-tensors", "quark", "mxfp4", "modelopt", "modelopt_fp4", "bitsandbytes")
 
@@ -79,13 +79,14 @@ def gguf_file_type(number: int) -> float | None:
     return _GGUF_BITS.get(number)
 
 
-def read_quantisation(config: Fields) -> Quantisation:
-    """What `quantization_config` says. Raises BadRequest for a method that is not known, or one that lacks what decides its size."""
+def read_quantisation(config: Fields, layers: int) -> Quantisation:
+    """What `quantization_config` of a model of so many layers says. Raises BadRequest for a method that is not known, or one that lacks what decides
+    its size."""
     about = config.inner("quantization_config") or config.inner("compression_config")
     if about is None:
         return NONE
     method = about.text("quant_method") or about.text("quant_algo").lower()
-    kept = _kept(about)
+    kept = _kept(about, layers)
     if method in ("gptq", "awq", "auto-round", "auto_round", "awq_marlin", "gptq_marlin"):
         bits, group = about.whole("bits", "w_bit", least=2, most=8), _group(about)
         return Quantisation(method, bits + ((16 + bits) / group if group else 0.0), kept, group)
@@ -125,13 +126,16 @@ def _compressed(about: Fields, method: str, kept: frozenset[Part]) -> Quantisati
     raise about.refused("config_groups does not say how many bits a weight has")
 
 
-def _kept(about: Fields) -> frozenset[Part]:
-    """The parts that a list of exceptions names, by name, by prefix or by pattern (`re:...`)."""
-    kept: set[Part] = {"head", "vision"}
+def _kept(about: Fields, layers: int) -> frozenset[Part]:
+    """The parts that a list of exceptions names, by name, by prefix or by pattern (`re:...`). A part that it names in a few layers only, often the
+    first and the last, is not kept: most of it is quantised."""
+    counts: dict[Part, float] = dict.fromkeys(_NAMES, 0.0)
     for key in ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules"):
         for pattern in about.names(key) or ():
-            kept.update(part for part, name in _NAMES.items() if _names(pattern, name))
-    return frozenset(kept)
+            weight = 1.0 if re.search(r"layers\.\d+\.", pattern) and not pattern.startswith("re:") else float(layers)
+            for part, names in _NAMES.items():
+                counts[part] += weight * any(_names(pattern, name) for name in names)
+    return frozenset({"head", "vision", *(part for part, count in counts.items() if count >= layers / 2)})
 
 
 def _names(pattern: str, name: str) -> bool:
@@ -140,7 +144,7 @@ def _names(pattern: str, name: str) -> bool:
             return re.match(pattern[3:], name) is not None
         except re.error:
             return False
-    # Lists name each layer (`model.layers.31.self_attn`): what holds for one of them holds for the part, which is how checkpoints are made.
+    # Lists name each layer (`model.layers.31.self_attn`): here every layer has the number one.
     plain = re.sub(r"\.\d+(?=\.|$)", ".1", pattern.replace("*", "")).strip(".")
     if plain in ("model.layers.1", "model.layers", "model", "", "layers.1"):
         return False  # a whole layer, often the first or the last: a small part of the whole
