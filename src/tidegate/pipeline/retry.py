@@ -29,9 +29,14 @@ class Budget:
         left = self._left + self._ratio
         self._left = left if left < self._burst else self._burst
 
+    @property
+    def has_one(self) -> bool:
+        """Whether one is left."""
+        return self._left >= 1.0 - 1e-9
+
     def take(self) -> bool:
         """Take one; False where none is left."""
-        if self._left < 1.0 - 1e-9:
+        if not self.has_one:
             return False
         self._left -= 1.0
         return True
@@ -69,6 +74,13 @@ class Plan:
         self._ask = ask
         self._tried: list[Engine] = []
         self._made = 0
+
+    def is_there(self, engine: Engine) -> bool:
+        """Whether somebody else could be asked, were `engine` given up now because it says nothing."""
+        return (
+            self._made < self._retries.most and self._retries.budget.has_one
+            and self._engines.another(self._model, self._ask, [*self._tried, engine], "stalled") is not None
+        )  # fmt: skip
 
     def next(self, engine: Engine, call: EngineCall, error: TidegateError) -> tuple[Engine, EngineCall]:
         """`engine` failed with `error` before anything was told: who is asked now, and what. Raises `error` where there is no other plan.

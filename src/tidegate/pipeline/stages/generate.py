@@ -126,7 +126,8 @@ class GenerateStage:
                 if left_s is None:
                     await self._run(ask, public, legs, None)
                 else:
-                    await self._try(ask, public, legs, left_s)
+                    plan = plan or Plan(self._engines, self._retries, public, ask)
+                    await self._try(ask, public, legs, left_s, plan)
                 return
             except TidegateError as error:
                 if legs.begun:
@@ -145,14 +146,14 @@ class GenerateStage:
         else:
             await legs.run(budget, hedge=(after_s, lambda: self._second(ask, public, legs.engine, legs.call)))
 
-    async def _try(self, ask: Ask, public: str | None, legs: Legs, left_s: float) -> None:
+    async def _try(self, ask: Ask, public: str | None, legs: Legs, left_s: float, plan: Plan) -> None:
         """One try within the time that is left for the first token. It has all of it where nobody else could be asked, else its share."""
         loop, early = asyncio.get_running_loop(), None
         began_s, engine = loop.time(), legs.engine
         try:
             async with asyncio.timeout(left_s) as budget:
                 if self._retries.try_share < 1.0:
-                    early = loop.call_later(left_s * self._retries.try_share, self._give_up_early, ask, public, legs, budget)
+                    early = loop.call_later(left_s * self._retries.try_share, _give_up_early, plan, legs, budget)
                 await self._run(ask, public, legs, budget)
         except TimeoutError:
             if not budget.expired():  # somebody else's time-out is not ours to rename
@@ -166,10 +167,11 @@ class GenerateStage:
             if early is not None:
                 early.cancel()
 
-    def _give_up_early(self, ask: Ask, public: str | None, legs: Legs, budget: asyncio.Timeout) -> None:
-        """A try's share is over: give it up where another plan is there."""
-        if not legs.begun and not budget.expired() and self._engines.another(public, ask, [legs.engine], "stalled") is not None:
-            budget.reschedule(asyncio.get_running_loop().time())
+
+def _give_up_early(plan: Plan, legs: Legs, budget: asyncio.Timeout) -> None:
+    """A try's share is over: give it up where another plan is there."""
+    if not legs.begun and not budget.expired() and plan.is_there(legs.engine):
+        budget.reschedule(asyncio.get_running_loop().time())
 
 
 def estimate_prompt_tokens(call: EngineCall) -> int:
