@@ -259,6 +259,9 @@ def test_a_gguf_file_says_the_shape_and_its_size(tmp_path: Path) -> None:
     whole = tmp_path / "whole.gguf"
     whole.write_bytes(raw + bytes(20_000_000))
     assert read_model(whole).weight_bytes == len(raw) + 20_000_000
+    assert read_model(whole).tied
+    whole.write_bytes(raw + struct.pack("<Q", 13) + b"output.weight" + bytes(20_000_000))
+    assert not read_model(whole).tied
 
 
 def test_a_split_gguf_file_is_as_large_as_its_parts(tmp_path: Path) -> None:

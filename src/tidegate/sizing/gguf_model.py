@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from tidegate.sizing.quantisation import Quantisation, gguf_file_type
 
 #: Families whose layers look back by turns: every nth sees everything (llama.cpp, llama_hparams::set_swa_pattern).
 _PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4, "gpt-oss": 2, "llama4": 4, "phi3": 1, "exaone4": 4}
+#: The name of the output's tensor, and within how many bytes a file has named all of its tensors.
+_OUTPUT = struct.pack("<Q", 13) + b"output.weight"
+_MOST_NAMES = 64 << 20
 _NOT_GATED = {"gpt2", "gptneox", "falcon", "bloom", "mpt", "phi2", "starcoder2", "nemotron", "opt", "starcoder", "gptj"}
 
 
@@ -30,24 +34,32 @@ def read_gguf(path: Path) -> Model:
     layers = [_layer(fields, architecture, hidden, number, count) for number in range(count)]
     vocabulary = fields.whole("vocab_size", default=len(header.get("tokenizer.ggml.tokens") or ()) or None, most=1 << 24)
     bits = gguf_file_type(header["general.file_type"]) if isinstance(header.get("general.file_type"), int) else None
-    size = _size(path)
+    parts = _parts(path)
+    size = sum(part.stat().st_size for part in parts)
     # A file of less than a bit per weight of its feed-forward parts alone holds a header without weights.
-    holds_weights = size * 8 > sum(_least(layer, hidden) for layer in layers)
+    holds_weights = path.suffix != ".gz" and size * 8 > sum(_least(layer, hidden) for layer in layers)
     if not holds_weights and bits is None:
         raise fields.refused("it holds no weights, and its general.file_type is not one whose size is known")
     return Model(
         name=str(header.get("general.name") or path.stem), architecture=architecture, source=str(path), hidden=hidden, vocabulary=vocabulary,
-        context=fields.whole("context_length") if fields.has("context_length") else None, layers=every(layers), tied=False, dtype_bytes=2,
+        context=fields.whole("context_length") if fields.has("context_length") else None, layers=every(layers),
+        tied=holds_weights and not any(_names_an_output(part) for part in parts), dtype_bytes=2,
         quantisation=Quantisation("gguf", bits or 0.0, frozenset()), weight_bytes=size if holds_weights else None,
         notes=() if holds_weights else ("the file holds no weights: their size is computed from its file type",),
     )
 
 
-def _size(path: Path) -> int:
-    """Bytes of the file, or of all parts of a split one (`-00001-of-00005.gguf`)."""
+def _parts(path: Path) -> list[Path]:
+    """The file, or all parts of a split one (`-00001-of-00005.gguf`) that are there."""
     split = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
     parts = [path.with_name(f"{split[1]}-{number + 1:05d}-of-{split[2]}.gguf") for number in range(int(split[2]))] if split else [path]
-    return sum(part.stat().st_size for part in parts if part.is_file())
+    return [part for part in parts if part.is_file()]
+
+
+def _names_an_output(path: Path) -> bool:
+    """Whether the file names a tensor for the output; without one it shares the embeddings. Names stand behind the header, each behind its length."""
+    with path.open("rb") as file:
+        return _OUTPUT in file.read(_MOST_NAMES)
 
 
 def _least(layer: Layer, hidden: int) -> int:
