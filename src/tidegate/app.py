@@ -41,7 +41,9 @@ from tidegate.core import plugins
 from tidegate.core.ask import Caller
 from tidegate.core.errors import SettingsError, TidegateError
 from tidegate.core.ports import Embedder, FlightSink, KeyStore
+from tidegate.engines.counting import Counter
 from tidegate.engines.fleet import Fleet
+from tidegate.engines.member import Member
 from tidegate.guard.settings import DoorSettings
 from tidegate.local.child import Child
 from tidegate.local.embedder import LocalEmbedder
@@ -54,6 +56,7 @@ from tidegate.pipeline.entrance import Entrance, settings_of
 from tidegate.pipeline.ladder import Ladder
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.retry import Retries
+from tidegate.pipeline.stages.fit import fit
 from tidegate.pipeline.stages.generate import DEFAULT, GenerateStage
 from tidegate.retrieval.embedder_client import EmbedderClient
 from tidegate.retrieval.ingest import IngestReport, Progress
@@ -81,6 +84,7 @@ _SWITCH_S = 0.0005
 #: Names of malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _FIGURES_KEPT_NS = 500_000_000
+_BREAKER = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 PARTS = "run/parts.json"
 #: Engines that their operator drains, below the data folder: for all workers.
 ORDERS = "run/drained.json"
@@ -208,15 +212,16 @@ class Gateway:
         limits = self.limits
         search = Search(self.embedder, self.store, settings.retrieval) if self.embedder is not None else None
         ban, generation = Ban.of(settings.guard), settings.generation
-        parts = Parts(self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s, Retries(generation))
+        parts = Parts(self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s, Retries(generation), Counter(settings.engines))
+        fitting = fit(parts, settings.length) if settings.length.policy != "off" else None
         watching = Control(ban.terms, on_term=ban.on_term, max_step_backs=ban.max_step_backs)
         generate = GenerateStage(
             self.fleet, control=watching, max_resumes=generation.max_resumes, resume_wait_s=generation.resume_wait_s, retries=parts.retries
         )
         entrance = Entrance(settings.door)
         hot: dict[str, Route] = {
-            "/v1/chat/completions": GenerationRoute("chat", limits, generate, entrance),
-            "/v1/completions": GenerationRoute("completion", limits, generate, entrance),
+            "/v1/chat/completions": GenerationRoute("chat", limits, generate, entrance, fitting),
+            "/v1/completions": GenerationRoute("completion", limits, generate, entrance, fitting),
             "/v1/embeddings": EmbeddingRoute(limits, self.embedder),
             "/v1/models": models_route(self.fleet),
             STREAMS: streams_route,
@@ -226,6 +231,7 @@ class Gateway:
         }
         control = create_control(ControlDeps(
             self.keys, self.store, self.recent, self.store, self.health, self._metrics, self.capabilities, self.seal.open, self.house.secret,
+            self.fleet.figures, self.fleet.drain,
         ))
         self.page = Page(PageDeps(
             callers=self.keys, live=self.recent, flights=self.store, health=self.health, capabilities=self._capability_views,
@@ -291,6 +297,9 @@ class Gateway:
         def up(part: str) -> Callable[[], float]:
             return lambda: float(bool((self._figures.get(part) or {}).get("up")))
 
+        def of_members(figure: Callable[[Member], float | None]) -> Callable[[], dict[str, float]]:
+            return lambda: {name: float(said) for name, member in self.fleet.members.items() if (said := figure(member)) is not None}
+
         def lanes(which: int) -> Callable[[], dict[str, float]]:
             return lambda: {model: float(figures[which]) for model, figures in self._counts().lanes.items()}
 
@@ -303,7 +312,12 @@ class Gateway:
             "tidegate_database_up": up("database"),
             "tidegate_embedder_up": up("embedder"),
             "tidegate_engine_up": lambda: {name: float(bool(told.get("up"))) for name, told in self._figures.get("engines", {}).items()},
-            "tidegate_engine_admitted": lambda: {name: float(member.admitted) for name, member in self.fleet.members.items()},
+            "tidegate_engine_admitted": of_members(lambda member: member.admitted),
+            "tidegate_engine_requests": of_members(lambda member: member.requests),
+            "tidegate_engine_tokens_in_flight": of_members(lambda member: member.tokens if member.counts else None),
+            "tidegate_engine_breaker": of_members(lambda member: _BREAKER[member.breaker.state]),
+            "tidegate_engine_drained": of_members(lambda member: member.drained),
+            "tidegate_engine_speculative_acceptance": of_members(lambda member: member.watch.acceptance),
             "tidegate_keys": self.keys.counts,
             "tidegate_log_dropped_total": lambda: float(self._counts().log_dropped),
         }

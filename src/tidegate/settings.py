@@ -21,7 +21,7 @@ from tidegate.core.toml import KeyPath, dotted, key_path, line_numbers, notation
 from tidegate.engines.settings import EngineSettings, FleetSettings
 from tidegate.guard.settings import DoorSettings, GuardSettings
 from tidegate.local.settings import LocalSettings
-from tidegate.pipeline.settings import CapabilitySettings, GenerationSettings
+from tidegate.pipeline.settings import CapabilitySettings, GenerationSettings, LengthSettings
 from tidegate.retrieval.settings import EmbedderSettings, RetrievalSettings
 from tidegate.stores.settings import SpoolSettings, StoreSettings
 from tidegate.telemetry.settings import LogSettings
@@ -50,6 +50,9 @@ class Settings(Section):
     classes: dict[str, ClassSettings] = Field({}, description="Classes of callers with a weight, by a name of your choice.")
     guard: GuardSettings = Field(default_factory=lambda: GuardSettings.model_validate({}), description="What no answer may say.")
     door: DoorSettings = Field(default_factory=lambda: DoorSettings.model_validate({}), description="What the texts of a request may hold.")
+    length: LengthSettings = Field(
+        default_factory=lambda: LengthSettings.model_validate({}), description="What happens to a prompt of /v1 that is too long."
+    )
     generation: GenerationSettings = Field(
         default_factory=lambda: GenerationSettings.model_validate({}), description="How answers are told, and go on where they broke off."
     )

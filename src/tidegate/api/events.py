@@ -63,6 +63,10 @@ class EventMaker:
         """OpenAI's usage event."""
         return self._start + b',"choices":[],"usage":' + _encode(usage_fields(usage)) + self._end
 
+    def beside(self, members: dict[str, Any]) -> bytes:
+        """An event without a choice that tells members of ours."""
+        return self._start + b',"choices":[],' + _encode(members)[1:-1] + self._end
+
     def _text(self, kind: str, text: str) -> bytes:
         if self._kind == "chat":
             name = "content" if kind == "text" else "reasoning_content"

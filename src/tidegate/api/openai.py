@@ -15,6 +15,7 @@ from tidegate.api.events import EventMaker, usage_fields
 from tidegate.api.exchange import MOST_NAME_CHARS, Exchange, asking
 from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check_lists, check_messages, check_prompt, decode_object, stream_options
 from tidegate.api.leave import resume, resumes, stay_as_asked
+from tidegate.api.notes import noted, told_in_answer
 from tidegate.api.waiting import Admission, admitted, enter, leave, turn
 from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
@@ -39,13 +40,13 @@ class Models(Protocol):
 class GenerationRoute:
     """/v1/chat/completions and /v1/completions: check, admit, generate, relay."""
 
-    def __init__(self, kind: Kind, limits: Limits, generate: Stage, entrance: Entrance | None = None) -> None:
-        """`entrance`: the door, where there is one."""
+    def __init__(self, kind: Kind, limits: Limits, generate: Stage, entrance: Entrance | None = None, fit: Stage | None = None) -> None:
+        """`entrance`: the door, where there is one; `fit`: what makes a prompt fit, where that is wanted."""
         self._kind: Kind = kind
         self._entrance = entrance if entrance is not None and not entrance.open else None
         self._fields = CHAT if kind == "chat" else COMPLETION
         self._limits = limits
-        self._steps = (Step(generate, None),)
+        self._steps = [Step(stage, None) for stage in (fit, generate) if stage is not None]
 
     async def __call__(self, exchange: Exchange) -> None:
         exchange.need_post()
@@ -113,6 +114,8 @@ class GenerationRoute:
         answer = ask.whole
         assert answer is not None
         body = answer.raw if answer.raw is not None else _whole_body(self._kind, ask, answer)
+        if ask.notes:
+            body = noted(body, ask.notes)
         await exchange.json(200, body, admission.headers())
 
     async def _stream(self, exchange: Exchange, ask: Ask, admission: Admission, place: Place) -> None:
@@ -123,7 +126,7 @@ class GenerationRoute:
         relay = Relay(self._kind, exchange, admission, ask)
         ask.emit = relay.emit
         await run(ask, self._steps)
-        await exchange.end_stream(DONE)
+        await exchange.end_stream(relay.notes(ask) + DONE if ask.notes else DONE)
 
 
 class Relay:
@@ -165,6 +168,11 @@ class Relay:
         exchange = self._exchange
         return exchange.write(piece) if exchange.started else exchange.start_stream(piece, self._admission.headers())
 
+    def notes(self, ask: Ask) -> bytes:
+        """The last event before the end, where the caller is told something beside the answer."""
+        told = told_in_answer(ask.notes or {})
+        return self._events([]).beside({"tidegate": told}) if told else b""
+
     def _made(self, batch: list[Chunk], chunk: Chunk) -> bytes:
         """The events of a chunk that did not come as one."""
         return self._events(batch).events(chunk, shows_usage=self._shows_usage)
@@ -177,7 +185,7 @@ class Relay:
 
     def _events(self, batch: list[Chunk]) -> EventMaker:
         if self._maker is None:
-            first = self._first if self._begun else batch[0].raw
+            first = self._first if self._begun or not batch else batch[0].raw
             self._maker = EventMaker(self._kind, self._exchange.flight, first)
         return self._maker
 

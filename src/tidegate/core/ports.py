@@ -218,12 +218,14 @@ class FlightStore(Protocol):
 
 
 class RateAsk(msgspec.Struct, frozen=True, gc=False):
-    """Units of one rate to be leased. `limit` units per `period_s`, 0: no such rate; `need`: fewer are of no use; `want`: as many are welcome;
-    `give`: units that come back, below 0 units that were spent beyond a lease."""
+    """Units of one rate to be leased. `limit` units per `period_s`, 0: no such rate; `need`: fewer are of no use; `waited`: for so many somebody
+    waits; `want`: so many are welcome, as long as others find as many; `give`: units that come back, below 0 units that were spent beyond a
+    lease."""
 
     limit: int
     period_s: float
     need: int
+    waited: int
     want: int
     give: int
 

@@ -27,6 +27,8 @@ from tidegate.engines.vllm_stream import Begun, VllmDialect
 _PROMPT_FIELDS = frozenset({
     "messages", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "reasoning_effort", "reasoning_format",
 })  # fmt: skip
+#: Fields of a chat whose contents the template writes into the prompt.
+_RENDERED = ("response_format", "tools", "tool_choice")
 #: Fields of a chat that a completion has another name for, or that nobody needs to answer.
 _OTHER_FIELDS = frozenset({
     "model", "stream", "prompt", "max_tokens", "max_completion_tokens", "n_predict", "response_format", "tool_choice", "parallel_tool_calls",
@@ -112,9 +114,16 @@ class Continuing(OpenAIHttp):
 
         return await prompt_ids(body["messages"], foreign, render, self.tokenize, begin=await self._begin())
 
+    async def prompt_size(self, kind: str, body: dict[str, Any]) -> int:
+        """How many tokens the engine makes of a call's prompt, tools included. Raises TidegateError."""
+        if kind == "completion":
+            return len(await self._prompt(kind, body, Flight("/tokenize")))
+        prompt = await self.render(body, body["messages"])
+        return len(await self._begin()) + len((await self._tokenize([prompt], True))[0])
+
     async def render(self, body: dict[str, Any], messages: list[Message]) -> str:
         """The prompt that the engine's own template makes of messages. Raises TidegateError."""
-        fields = {name: value for name, value in body.items() if name in _PROMPT_FIELDS or name == "response_format"}
+        fields = {name: value for name, value in body.items() if name in _PROMPT_FIELDS or name in _RENDERED}
         said = await self.post_json(f"{self.root}/apply-template", {**fields, "messages": messages})
         prompt = said.get("prompt")
         if not isinstance(prompt, str):

@@ -30,6 +30,7 @@ from tidegate.guard.door import Action
 from tidegate.guard.terms import read_terms
 from tidegate.pipeline.faq import Faq, read_faq
 from tidegate.pipeline.rungs import Rung, check_ladder
+from tidegate.pipeline.settings import LengthSettings
 
 #: Engines count tokens in signed 32-bit numbers.
 _MAX_TOKEN_ID = 2**31 - 1
@@ -131,6 +132,9 @@ class Manifest(Section):
     retrieve: Retrieve = Field(default_factory=lambda: Retrieve.model_validate({}), description="Retrieval.")
     generate: Generate = Field(default_factory=lambda: Generate.model_validate({}), description="Generation.")
     guard: CapabilityGuard = Field(default_factory=lambda: CapabilityGuard.model_validate({}), description="Terms that are banned.")
+    length: LengthSettings = Field(
+        default_factory=lambda: LengthSettings.model_validate({}), description="What the stage `fit` does with a prompt that is too long."
+    )
     door: CapabilityDoor = Field(default_factory=lambda: CapabilityDoor.model_validate({}), description="What the business fields may hold.")
     triggers: list[TriggerSettings] = Field(
         default_factory=list, description="`[[triggers]]`: sequences that stop the generation and start a stage; see below."
@@ -256,6 +260,8 @@ def _manifest(file: Path) -> Manifest:
                 f"{file}: {name} is {str(path)!r}, which is not in the capability's folder.",
                 hint=f"Put the file into the capability's folder and name it from there{hint}.",
             )
+    if manifest.length.policy != "off" and "fit" not in manifest.stages:
+        raise SettingsError(f"{file}: [length] has a policy, but there is no stage `fit`.", hint="Put `fit` before `generate`.")
     seen: dict[str | tuple[int, ...], int] = {}
     for number, trigger in enumerate(manifest.triggers, 1):
         if bool(trigger.text) == bool(trigger.token_ids):

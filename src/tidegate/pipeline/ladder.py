@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,6 +42,9 @@ from tidegate.pipeline.stages.create_ticket import CreateTicketStage
 log = logging.getLogger(__name__)
 
 Part = Literal["retrieval", "engine", "context", "output", "house"]
+
+#: Waits for a slot of a model. Raises Busy, DeadlineExceeded.
+Enter = Callable[[str], Awaitable[None]]
 
 #: What a rung may take of the time that is left, where its author says nothing: above a rung that needs an engine too, and above none.
 SHARE, LAST_SHARE = 0.6, 0.95
@@ -126,12 +129,13 @@ class Ladder:
             pass  # it is known, and may be admitted by the time that it is needed
         return True
 
-    async def walk(self, ask: Ask, failed: TidegateError | None = None) -> None:
-        """Answer on the highest rung that can. `failed`: why the full answer cannot even begin, e.g. since its engine is too busy to wait for.
+    async def walk(self, ask: Ask, failed: TidegateError | None = None, enter: Enter | None = None) -> None:
+        """Answer on the highest rung that can. `failed`: why the full answer cannot even begin, e.g. since its engine is too busy to wait for;
+        `enter`: waits for a slot of another model before a rung asks it.
 
         Raises NoAnswer from the lowest rung, the caller's own mistakes as they are, and as stages do once text has been told.
         """
-        walk = _Walk(ask, min(ask.deadline.left_s(), self._total_s))
+        walk = _Walk(ask, min(ask.deadline.left_s(), self._total_s), enter)
         error = failed or await walk.attempt(self._full, self._full.steps)
         if error is None:
             return
@@ -150,7 +154,7 @@ class Ladder:
             above = way.rung
             steps, notes = self._steps(way, walk)
             ask.landing = Landing(way.rung, " ".join(dict.fromkeys(notes)), first.public_code)
-            error = await walk.attempt(way, steps)
+            error = await walk.attempt(way, steps, enters=way.model not in ("", self._full.model))
             if error is None:
                 return
             if walk.told or isinstance(error, ClientGone | Superseded):
@@ -220,7 +224,7 @@ class _Maker:
         found: list[Step] = []
         for stage in stages:
             asks = stage.name == "generate"
-            found += [Step(one, None) for one in (use if asks else ())]
+            found += [Step(one, None) for one in (use if stage.name in ("fit", "generate") else ())]
             found.append(Step(stage, self._retrieve_s if stage.name == "retrieve" else None))
             found += [Step(said, None)] if asks and said is not None else []
         return found
@@ -229,8 +233,9 @@ class _Maker:
 class _Walk:
     """One request on its way down: what has failed, how much time is left, whether the client was told anything."""
 
-    def __init__(self, ask: Ask, total_s: float) -> None:
+    def __init__(self, ask: Ask, total_s: float, enter: Enter | None) -> None:
         self.ask = ask
+        self._enter = enter
         self.told = False
         self.retrieval = self.context = self.house = False
         self.models: set[str] = set()
@@ -239,14 +244,16 @@ class _Walk:
         self._end_s = asyncio.get_running_loop().time() + total_s
         self._spent: Usage | None = None
 
-    async def attempt(self, way: _Way, steps: Sequence[Step]) -> TidegateError | None:
-        """Walk the stages of a rung within its share of the time that is left. What they raise is given back."""
+    async def attempt(self, way: _Way, steps: Sequence[Step], *, enters: bool = False) -> TidegateError | None:
+        """Walk the stages of a rung within its share of the time that is left, the wait for a slot included. What they raise is given back."""
         ask, loop = self.ask, asyncio.get_running_loop()
         left_s = self._end_s - loop.time()
         try:
             async with asyncio.timeout(left_s * way.share) as scope:
                 if self._emit is not None:
                     ask.emit = _Teller(self, scope, self._emit, _preface(steps))
+                if enters and self._enter is not None:
+                    await self._enter(way.model)
                 await run(ask, steps)
         except TimeoutError:
             if not scope.expired():  # somebody else's time-out is not ours to rename

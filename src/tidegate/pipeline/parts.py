@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from tidegate.core.ask import Ask, Passage
-from tidegate.core.ports import Engine
+from tidegate.core.ports import Engine, TokenCounter
 from tidegate.engines.cause import Cause
 from tidegate.pipeline.control import Ban
 
@@ -55,3 +55,5 @@ class Parts:
     resume_wait_s: float = 10.0
     #: The budget of retries that all share; None: one of its own for each stage.
     retries: Retries | None = None
+    #: Counts tokens as the engines do; None where nobody can.
+    counter: TokenCounter | None = None

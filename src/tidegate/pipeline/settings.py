@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from tidegate.core.settings import Section
@@ -14,6 +16,28 @@ class CapabilitySettings(Section):
         default_factory=list,
         description="Folders that hold capabilities as GROUP/NAME/capability.toml; each is served at POST /api/v1/GROUP/NAME.",
     )
+
+
+class LengthSettings(Section):
+    """What happens to a prompt that is too long. `[length]` of tidegate.toml for `/v1`, of capability.toml for the stage `fit`."""
+
+    policy: Literal["off", "refuse", "head", "tail", "middle", "compress"] = Field(
+        "off",
+        description="`off`: the engine says whether it fits; `refuse`: an error before it is asked; `head`, `tail`, `middle`: that part is cut away; "
+        "`compress`: a model's summary stands in place of the middle.",
+    )
+    max_prompt_tokens: int = Field(
+        0, ge=0, description="Tokens above which a prompt is too long, counted as the engine counts; 0: what its context leaves beside the answer."
+    )
+    last_message: Literal["cut", "refuse"] = Field(
+        "cut",
+        description="Where system messages and the last message of the user alone are too long: that message is cut too, or the request is refused.",
+    )
+    marker: str = Field(" [...] ", description="What stands in a text where something was cut out of it.")
+    compress_model: str = Field("default", description="With `compress`: the model that summarises; best a small one.")
+    compress_to_tokens: int = Field(0, ge=0, description="With `compress`: tokens of the prompt then; 0: three quarters of the bound.")
+    compress_s: float = Field(15.0, gt=0, allow_inf_nan=False, description="With `compress`: seconds that the summary may take.")
+    compress_else: Literal["refuse", "head", "tail", "middle"] = Field("middle", description="With `compress`: what happens where no summary comes.")
 
 
 class GenerationSettings(Section):

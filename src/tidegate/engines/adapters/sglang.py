@@ -149,6 +149,12 @@ class Sglang(Continuing):
             raise EngineError(f"{self.label} answers /detokenize without a text.", hint="Is it SGLang 0.5.3 or later?")
         return text
 
+    async def prompt_size(self, kind: str, body: dict[str, Any]) -> int:
+        """See `Continuing.prompt_size`. SGLang renders for nobody else, so it takes the template of the settings."""
+        if self.template is None:
+            raise CannotContinue(f"{self.label} does not tell its prompts.", hint=f"Set chat_template of [engines.{self.name}].")
+        return await super().prompt_size(kind, body)
+
     async def render(self, body: dict[str, Any], messages: list[Message]) -> str:
         """See `Continuing.render`: by the template of the settings."""
         assert self.template is not None

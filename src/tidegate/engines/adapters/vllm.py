@@ -204,6 +204,13 @@ class Vllm(Continuing):
 
         return await prompt_ids(body["messages"], foreign, render, self.tokenize)
 
+    async def prompt_size(self, kind: str, body: dict[str, Any]) -> int:
+        """See `Continuing.prompt_size`."""
+        if kind == "completion":
+            return await super().prompt_size(kind, body)
+        tools = {"tools": body["tools"]} if body.get("tools") else {}
+        return len((await self._ask_tokenize(messages=body["messages"], **tools, **_template_fields(body))).tokens)
+
     async def detokenize(self, ids: Sequence[int]) -> str:
         """See `Continuing.detokenize`."""
         if not ids:
