@@ -20,7 +20,7 @@ from tidegate.sizing.cache import Layout
 from tidegate.sizing.cards import Card, find_card
 from tidegate.sizing.hf_model import from_config
 from tidegate.sizing.memory import GIB, Engine
-from tidegate.sizing.plan import Stage, Wish, logged_tokens, tightest
+from tidegate.sizing.rank import Stage, Wish, logged_tokens, tightest
 
 LOGS = ROOT / "tests" / "sizing" / "published_logs.json"
 #: The planner refuses vLLM before this version; its logs are shown, and counted nowhere.

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.core.errors import BadRequest
+from tidegate.sizing.describe import parameters
 from tidegate.sizing.hf_model import from_config
 from tidegate.sizing.memory import GIB
 from tidegate.sizing.model_config import Attention, Experts, Latent, Mlp, Model, Recurrent, read_model
-from tidegate.sizing.plan import parameters
 from tidegate.sizing.weights import total_bytes
 
 LLAMA: dict[str, Any] = {

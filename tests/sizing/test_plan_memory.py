@@ -16,7 +16,9 @@ from tidegate.sizing.cards import CARDS, Card, find_card
 from tidegate.sizing.hf_model import from_config
 from tidegate.sizing.memory import GIB, Engine
 from tidegate.sizing.model_config import Attention, Latent, Layer, Mixer, Mlp, Model, Recurrent
-from tidegate.sizing.plan import Plan, Wish, broken_rules, plan, tightest
+from tidegate.sizing.plan import Plan, plan
+from tidegate.sizing.rank import Wish, tightest
+from tidegate.sizing.rules import broken_rules
 from tidegate.sizing.serving import read_bytes
 from tidegate.sizing.weights import kv_heads_of, stages, total_bytes, weight_bytes
 
@@ -280,7 +282,7 @@ def test_given_sizes_take_the_place_of_computed_ones() -> None:
     made = planned(llama(), weights_gib=14.99, activation_gib=1.89, non_torch_gib=0.25, graphs_gib=0.91)
     assert made.pool_gib == pytest.approx(79.19 * 0.9 - 14.99 - 1.89 - 0.25)
     assert made.pool_low_gib == made.pool_gib == made.pool_high_gib
-    assert {term.from_ for term in made.terms} == {"given"}
+    assert {term.basis for term in made.terms} == {"given"}
 
 
 def test_the_verdict_goes_from_fits_over_tight_to_fails() -> None:

@@ -13,7 +13,8 @@ from tidegate.sizing.cards import Card, find_card
 from tidegate.sizing.hf_model import from_config
 from tidegate.sizing.memory import GIB, Engine
 from tidegate.sizing.model_config import Model
-from tidegate.sizing.plan import Stage, Wish, logged_tokens, plan, stage_of, tightest
+from tidegate.sizing.plan import plan
+from tidegate.sizing.rank import Stage, Wish, logged_tokens, stage_of, tightest
 from tidegate.sizing.weights import stages
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_logs.json").read_text())

@@ -13,8 +13,9 @@ from tidegate.sizing.cards import Card, find_card
 from tidegate.sizing.memory import Engine
 from tidegate.sizing.model_config import Model, read_model
 from tidegate.sizing.observe import Comparison, Observed, compare, observe
-from tidegate.sizing.plan import Plan, Wish, plan
+from tidegate.sizing.plan import Plan, plan
 from tidegate.sizing.quantisation import KV_BITS, kv_bits
+from tidegate.sizing.rank import Wish
 
 ENGINES = ("auto", "vllm", "llama.cpp")
 _NEAR = 1e5

@@ -58,8 +58,11 @@ def _parts(path: Path) -> list[Path]:
 
 def _names_an_output(path: Path) -> bool:
     """Whether the file names a tensor for the output; without one it shares the embeddings. Names stand behind the header, each behind its length."""
-    with path.open("rb") as file:
-        return _OUTPUT in file.read(_MOST_NAMES)
+    try:
+        with path.open("rb") as file:
+            return _OUTPUT in file.read(_MOST_NAMES)
+    except OSError:
+        return True  # a part that cannot be read: the larger answer
 
 
 def _least(layer: Layer, hidden: int) -> int:

@@ -51,6 +51,9 @@ def from_config(values: Mapping[str, Any], where: str, *, name: str, weight_byte
     if dtype not in DTYPE_BITS:
         raise text.refused(f"torch_dtype is {dtype!r}; known: {', '.join(sorted(DTYPE_BITS))}")
     notes = ["weights of the vision part are computed from its width and depth"] if top.has("vision_config") else []
+    about = (top if top.has("quantization_config") else text).inner("quantization_config")
+    if about is not None and about.has("kv_cache_scheme", "kv_cache_quant_algo"):
+        notes.append("the checkpoint has a KV cache in fewer bits: give --kv-dtype fp8 where the engine follows it")
     return Model(
         name=name, architecture=architectures[0] if architectures else kind or "unnamed", source=where, hidden=hidden,
         vocabulary=text.whole("vocab_size", "padded_vocab_size", "n_vocab", most=1 << 24),

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tidegate.core.errors import BadRequest
-from tidegate.sizing import memory
-from tidegate.sizing.cache import Cache, Cells, Layout, layout
-from tidegate.sizing.cards import Card
-from tidegate.sizing.memory import GIB, Band, Engine
-from tidegate.sizing.model_config import Attention, Experts, Latent, Layer, Mlp, Model, Recurrent
+from tidegate.sizing.cache import Layout
+from tidegate.sizing.describe import describe, engine_words, parameters, weights_words
+from tidegate.sizing.memory import GIB
+from tidegate.sizing.model_config import Attention, Latent, Model
 from tidegate.sizing.quantisation import WHAT_IF, WHAT_IF_GGUF, kv_bits
+from tidegate.sizing.rank import Stage, Wish, graphs_inside, kv_dtype_of, logged_tokens, tightest
+from tidegate.sizing.rules import broken_rules
 from tidegate.sizing.serving import Serving, serving
-from tidegate.sizing.weights import VOCABULARY_PAD, padded_vocabulary, stages, total_bytes, weight_bytes
 
 Verdict = Literal["fits", "tight", "fails"]
 #: The reserve that people multiply an estimate by to be safe; shown apart, and never mixed into a term.
@@ -28,40 +28,15 @@ _OLDEST = (0, 6)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is asked of a plan. Sizes in GiB that are given take the place of computed ones."""
-
-    card: Card
-    engine: Engine
-    tp: int = 1
-    pp: int = 1
-    kv_dtype: str = "auto"
-    concurrency: int = 1
-    length: int | None = None
-    block: int = 16
-    prefix_caching: bool = True
-    draft_tokens: int = 0
-    micro_batch: int = 512
-    weights_gib: float | None = None
-    activation_gib: float | None = None
-    non_torch_gib: float | None = None
-    graphs_gib: float | None = None
-    qps: float | None = None
-    prompt_tokens: int = 1024
-    answer_tokens: int = 256
-    slo: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Term:
-    """One part of a card's memory, in GiB. `inside`: whether it comes off the budget."""
+    """One part of a card's memory, in GiB. `inside`: whether it comes off the budget; `basis`: what it rests on."""
 
     name: str
     low_gib: float
     gib: float
     high_gib: float
     inside: bool
-    from_: str
+    basis: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +107,6 @@ class Plan:
     notes: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One rank of a pipeline stage: its terms, its cache and the pool that is left."""
-
-    weights: Band
-    activation: Band
-    non_torch: Band
-    graphs: Band
-    cache: Cache
-    pool: Band
-
-    def blocks(self, end: Literal["low", "mid", "high"]) -> int:
-        return self.cache.blocks_in(getattr(self.pool, end))
-
-
 def plan(model: Model, wish: Wish) -> Plan:
     """Raises BadRequest where the wish makes no sense; what does not fit is a verdict."""
     _check(model, wish)
@@ -155,13 +115,13 @@ def plan(model: Model, wish: Wish) -> Plan:
     stage = tightest(model, replace(wish, tp=1, pp=1) if broken else wish)
     verdict, why = _verdict(stage, wish, length, broken)
     needed = wish.concurrency * stage.cache.blocks_of(length) * stage.cache.block_bytes
-    inside = _graphs_inside(wish.engine)
+    inside = graphs_inside(wish.engine)
     terms = _terms(model, wish, stage, inside=inside)
     total = stage.weights.mid + stage.activation.mid + stage.non_torch.mid + stage.graphs.mid + needed
     return Plan(
-        model=model.name, architecture=model.architecture, attention=describe(model), parameters=parameters(model), weights=_weights_of(model),
+        model=model.name, architecture=model.architecture, attention=describe(model), parameters=parameters(model), weights=weights_words(model),
         card=wish.card.name, card_gib=wish.card.visible_gib, card_source=wish.card.source, cards=wish.tp * wish.pp, tp=wish.tp, pp=wish.pp,
-        engine=_engine_words(wish.engine), kv_dtype=_kv_dtype(model, wish), length=length, concurrency=wish.concurrency,
+        engine=engine_words(wish.engine), kv_dtype=kv_dtype_of(model, wish), length=length, concurrency=wish.concurrency,
         budget_gib=wish.card.visible_gib * wish.engine.share, terms=terms,
         pool_gib=stage.pool.mid / GIB, pool_low_gib=stage.pool.low / GIB, pool_high_gib=stage.pool.high / GIB,
         kv_bytes_per_token=stage.cache.token_bytes, state_bytes_per_request=stage.cache.state_bytes,
@@ -189,29 +149,6 @@ def _check(model: Model, wish: Wish) -> None:
         raise BadRequest(f"--pp {wish.pp} is more stages than the model has layers ({len(model.layers)}).", hint="A stage holds at least one layer.")
 
 
-# -- rules --
-
-
-def broken_rules(model: Model, wish: Wish) -> list[str]:
-    """Why tensor parallelism cannot cut this model so, as vLLM would refuse it at start; empty where it can."""
-    tp, broken = wish.tp, []
-    vocabulary = padded_vocabulary(model.vocabulary)
-    if vocabulary % tp:
-        broken.append(f"the vocabulary, {model.vocabulary} words padded to a multiple of {VOCABULARY_PAD}, cannot be cut into {tp}")
-    for mixer in {mixer for layer in model.layers for mixer in layer.mixers}:
-        if isinstance(mixer, Attention | Latent) and mixer.heads % tp:
-            broken.append(f"{mixer.heads} attention heads cannot be cut into {tp}")
-        elif isinstance(mixer, Attention) and mixer.kv_heads % tp and tp % mixer.kv_heads:
-            broken.append(f"{mixer.kv_heads} heads of keys and values can neither be cut into {tp} nor copied to {tp}")
-        elif isinstance(mixer, Recurrent) and mixer.heads % tp:
-            broken.append(f"{mixer.heads} heads of a recurrent layer cannot be cut into {tp}")
-    for part in {layer.feed_forward for layer in model.layers}:
-        width = part.width if isinstance(part, Mlp | Experts) else 0
-        if width % tp:
-            broken.append(f"a feed-forward part {width} wide cannot be cut into {tp}")
-    return sorted(set(broken))
-
-
 def _verdict(stage: Stage, wish: Wish, length: int, broken: list[str]) -> tuple[Verdict, list[str]]:
     if broken:
         return "fails", broken
@@ -223,90 +160,11 @@ def _verdict(stage: Stage, wish: Wish, length: int, broken: list[str]) -> tuple[
     why = []
     if needed > stage.blocks("low"):
         why.append(f"it fits as expected, not at the bad end of the band ({stage.pool.low / GIB:.2f} GiB of KV cache)")
-    if not _graphs_inside(wish.engine):
+    if not graphs_inside(wish.engine):
         over = wish.card.visible_gib * (wish.engine.share - 1) + stage.graphs.high / GIB
         if over > 0:
             why.append(f"graphs come on top of the share of {wish.engine.share:g} and may not fit beside it: {over:.2f} GiB too much")
     return ("tight" if why else "fits"), why
-
-
-# -- sizes --
-
-
-def tightest(model: Model, wish: Wish) -> Stage:
-    """The rank with the fewest blocks: every rank has as many as that one."""
-    made: dict[tuple[tuple[Layer, ...], bool, bool], Stage] = {}
-    for first, last in stages(len(model.layers), wish.pp):  # stages of the same layers in the middle are the same
-        key = (model.layers[first:last], first == 0, last == len(model.layers))
-        if key not in made:
-            made[key] = stage_of(model, wish, first, last)
-    return min(made.values(), key=lambda stage: stage.blocks("mid") if stage.pool.mid > 0 else stage.pool.mid)
-
-
-def stage_of(model: Model, wish: Wish, first: int, last: int) -> Stage:
-    """A rank of the stage that holds the layers `first` up to `last`."""
-    layers, engine = model.layers[first:last], wish.engine
-    ends = last == len(model.layers)
-    weights = _given(wish.weights_gib) or memory.weights_band(
-        weight_bytes(model, wish.tp, first, last) * _correction(model), known=model.weight_bytes is not None
-    )
-    bits = kv_bits(_kv_dtype(model, wish))
-    if engine.name == "llama.cpp":
-        activation = _given(wish.activation_gib) or memory.llama_compute(model, wish.micro_batch)
-        other = _given(wish.non_torch_gib) or Band(0.2 * GIB, 0.4 * GIB, 0.7 * GIB)
-        drawn = Band.exact(0)
-        cache: Cache = Cells(layers, bits, wish.micro_batch)
-    else:
-        activation = _given(wish.activation_gib) or memory.activation(model, layers, engine, wish.tp, last=ends, pp=wish.pp)
-        other = _given(wish.non_torch_gib) or memory.non_torch(engine, wish.card, wish.tp, wish.pp)
-        drawn = _given(wish.graphs_gib) or memory.graphs(layers, engine)
-        cache = vllm_cache(model, wish, first, last)
-    budget = wish.card.visible_gib * GIB * engine.share
-    taken = [weights, activation, other, *([drawn] if _graphs_inside(engine) else [])]
-    pool = Band(budget - sum(t.high for t in taken), budget - sum(t.mid for t in taken), budget - sum(t.low for t in taken))
-    return Stage(weights, activation, other, drawn, cache, pool)
-
-
-def vllm_cache(model: Model, wish: Wish, first: int, last: int) -> Layout:
-    """vLLM's cache of a rank that holds these layers."""
-    dtype = _kv_dtype(model, wish)
-    return layout(
-        model.layers[first:last], whole=model.layers, tp=wish.tp, kv_bits=kv_bits(dtype), state_dtype_bytes=int(min(model.dtype_bytes, 2)),
-        block=wish.block, step_tokens=wish.engine.step_tokens, hybrid=wish.engine.version >= memory.HYBRID_CACHE, prefix_caching=wish.prefix_caching,
-        draft_tokens=wish.draft_tokens, fp8_latent=dtype == "fp8" and any(
-            isinstance(mixer, Latent) and mixer.index_dim for layer in model.layers for mixer in layer.mixers
-        ),
-    )  # fmt: skip
-
-
-def _given(gib: float | None) -> Band | None:
-    return None if gib is None else Band.exact(gib * GIB)
-
-
-def _correction(model: Model) -> float:
-    """What the files' own size makes of computed ones."""
-    return model.weight_bytes / total_bytes(model) if model.weight_bytes is not None else 1.0
-
-
-def _graphs_inside(engine: Engine) -> bool:
-    return engine.name == "vllm" and engine.version >= memory.GRAPHS_INSIDE
-
-
-def _kv_dtype(model: Model, wish: Wish) -> str:
-    if wish.kv_dtype != "auto":
-        return wish.kv_dtype
-    if wish.engine.name == "llama.cpp":
-        return "f16"
-    return "fp32" if model.dtype_bytes == 4 else "bf16"
-
-
-def logged_tokens(cache: Cache, blocks: int, length: int, version: tuple[int, int]) -> int:
-    """The "GPU KV cache size" that vLLM of this version prints for so many blocks; for llama.cpp, tokens of one request."""
-    if not isinstance(cache, Layout):
-        return cache.longest(blocks)
-    if (version >= memory.TOKENS_BY_CONCURRENCY and len(cache.groups) > 1) or (cache.groups and not cache.block_tokens):
-        return int(blocks / cache.blocks_of(length) * length)
-    return blocks // max(cache.copies, 1) * cache.block_tokens
 
 
 def _requests(stage: Stage, end: Literal["low", "mid", "high"], length: int) -> float:
@@ -324,7 +182,7 @@ def _what_ifs(model: Model, wish: Wish, length: int) -> Iterator[WhatIf]:
             yield _what_if(f"weights in {name}", replace(model, quantisation=quantisation, weight_bytes=scaled), wish, length)
     cheaper = ("q8_0", "q4_0") if wish.engine.name == "llama.cpp" else ("fp8",)
     for name in cheaper:
-        if kv_bits(name) < kv_bits(_kv_dtype(model, wish)):
+        if kv_bits(name) < kv_bits(kv_dtype_of(model, wish)):
             yield _what_if(f"KV cache in {name}", model, replace(wish, kv_dtype=name), length)
     for tp in (wish.tp * 2, wish.tp // 2):
         other = replace(wish, tp=tp)
@@ -341,48 +199,6 @@ def _what_if(change: str, model: Model, wish: Wish, length: int) -> WhatIf:
     verdict, _ = _verdict(stage, wish, length, [])
     tokens = logged_tokens(stage.cache, stage.blocks("mid"), length, wish.engine.version)
     return WhatIf(change, stage.weights.mid / GIB, stage.pool.mid / GIB, tokens, _requests(stage, "mid", length), verdict)
-
-
-# -- words --
-
-
-def parameters(model: Model) -> float:
-    """Weights of the model, counted."""
-    plain = replace(model, dtype_bytes=1, quantisation=replace(model.quantisation, bits=0.0, method="none"))
-    latent = [mixer for layer in model.layers for mixer in layer.mixers if isinstance(mixer, Latent)]
-    return total_bytes(plain) - sum(mixer.rank * mixer.heads * (mixer.nope_dim + mixer.value_dim) for mixer in latent)
-
-
-def describe(model: Model) -> str:
-    """The kinds of attention in it, with their counts."""
-    counts: dict[str, int] = {}
-    for layer in model.layers:
-        for mixer in layer.mixers:
-            kind = _kind(mixer)
-            counts[kind] = counts.get(kind, 0) + 1
-    experts = next((layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)), None)
-    words = [f"{count} x {kind}" for kind, count in counts.items()]
-    return ", ".join(words) + (f"; {experts.count} experts, {experts.active} for a token" if experts else "")
-
-
-def _kind(mixer: Attention | Latent | Recurrent) -> str:
-    if isinstance(mixer, Latent):
-        return f"latent attention (rank {mixer.rank} + {mixer.rope_dim})"
-    if isinstance(mixer, Recurrent):
-        return f"recurrent state ({mixer.heads} x {mixer.rows} x {mixer.columns})"
-    name = "multi-head" if mixer.kv_heads == mixer.heads else "multi-query" if mixer.kv_heads == 1 else f"grouped {mixer.heads}/{mixer.kv_heads}"
-    window = "" if mixer.window is None else f", {'chunks' if mixer.chunked else 'window'} of {mixer.window}"
-    return f"{name} attention{window}{'' if mixer.owns_cache else ', reads the cache of another layer'}"
-
-
-def _weights_of(model: Model) -> str:
-    if model.quantisation.bits:
-        return f"{model.quantisation.method}, {model.quantisation.bits:.3g} bits a weight"
-    return f"{model.dtype_bytes * 8:g} bits a weight"
-
-
-def _engine_words(engine: Engine) -> str:
-    return engine.name if engine.name != "vllm" else f"vllm {engine.version[0]}.{engine.version[1]}"
 
 
 def _terms(model: Model, wish: Wish, stage: Stage, *, inside: bool) -> list[Term]:

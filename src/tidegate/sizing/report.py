@@ -31,7 +31,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     yield f"{'GiB per card':24}{'low':>9}{'expected':>10}{'high':>9}"
     for term in plan.terms:
         beside = "" if term.inside else ", not counted"
-        yield f"{term.name:24}{term.low_gib:9.2f}{term.gib:10.2f}{term.high_gib:9.2f}  {term.from_}{beside}"
+        yield f"{term.name:24}{term.low_gib:9.2f}{term.gib:10.2f}{term.high_gib:9.2f}  {term.basis}{beside}"
     yield f"{'budget':24}{'':9}{plan.budget_gib:10.2f}"
     yield f"{'left for the KV cache':24}{plan.pool_low_gib:9.2f}{plan.pool_gib:10.2f}{plan.pool_high_gib:9.2f}"
     yield f"{'tokens':24}{plan.tokens_low:9}{plan.tokens:10}{plan.tokens_high:9}"
