@@ -75,6 +75,8 @@ def one(log: dict[str, Any], configs: dict[str, Any]) -> dict[str, Any]:
         row["config_tokens"] = tokens(log, stage, max(stage.pool.mid, 0) / GIB)
         row["config_error"] = percent(row["config_tokens"], row["tokens"])
         low, high = (tokens(log, stage, max(end, 0) / GIB) for end in (stage.pool.low, stage.pool.high))
+        if "kv_gib" in log:
+            row["pool_error_of_card"] = round(100 * (stage.pool.mid / GIB - log["kv_gib"]) / wish(log).card.visible_gib, 2)
         row["inside_the_band"] = low <= row["tokens"] <= high
     if "weights_gib" in log and log.get("pp", 1) == 1:
         row["weights_error"] = percent(stage.weights.mid / GIB, log["weights_gib"])
@@ -108,12 +110,13 @@ def main() -> None:
             "logs": sum("inside_the_band" in row for row in counted),
             "inside": sum(bool(row.get("inside_the_band")) for row in counted),
         },
+        "percent_of_the_card": {"plain": summary(plain, "pool_error_of_card"), "hybrid": summary(hybrid, "pool_error_of_card")},
         "percent_of_terms": {"weights": summary(counted, "weights_error"), "activation": summary(counted, "activation_error")},
         "older_than_planned": [row for row in rows if not row["planned"]],
         "logs": [{key: value for key, value in row.items() if key != "planned"} for row in counted],
     }
     print(record("plan", body))
-    print(json.dumps({key: body[key] for key in ("percent_of_tokens", "inside_the_band", "percent_of_terms")}, indent=1))
+    print(json.dumps({key: body[key] for key in ("percent_of_tokens", "inside_the_band", "percent_of_the_card", "percent_of_terms")}, indent=1))
 
 
 if __name__ == "__main__":
