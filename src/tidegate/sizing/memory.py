@@ -34,7 +34,8 @@ GRAPHS_INSIDE = (0, 21)
 #: Since this version the log's "GPU KV cache size" is the concurrency at the full length, times that length.
 TOKENS_BY_CONCURRENCY = (0, 20)
 _LARGER_RUNTIME = (0, 18)
-NEWEST = (0, 21)
+#: The newest version of which logs were looked at.
+NEWEST = (0, 26)
 
 #: How far the expected figure was off, on start-up logs: measured divided by expected, lowest and highest. benchmarks/results/plan.json.
 _WEIGHTS_BAND = (0.99, 1.08)
