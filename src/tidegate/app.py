@@ -22,6 +22,7 @@ import uvloop
 from tidegate import __version__
 from tidegate.admission.book import Book
 from tidegate.admission.gate import Gate, share
+from tidegate.admission.leases import Leases
 from tidegate.admission.limits import Limits
 from tidegate.admission.plan import money_is_limited
 from tidegate.admission.prices import Prices
@@ -68,6 +69,7 @@ from tidegate.stores.migrate import migrate
 from tidegate.stores.seal import Seal
 from tidegate.stores.spool import Spool
 from tidegate.stores.systems.postgres import Postgres
+from tidegate.stores.systems.valkey import Valkey
 from tidegate.telemetry.exposition import CONTENT_TYPE, Exposition
 from tidegate.telemetry.health import health as judge_health
 from tidegate.telemetry.health import process_figures
@@ -164,7 +166,8 @@ class Gateway:
         prices = Prices(settings.prices, [self.embedder.model] if self.embedder is not None else [])
         if money_is_limited(settings.limits):
             prices.need(self.fleet.models())
-        return Limits(settings.limits, prices=prices, book=book)
+        leases = Leases(Valkey(settings.valkey), settings.limits.when_lost, settings.limits.machines) if settings.valkey.url else None
+        return Limits(settings.limits, prices=prices, book=book, leases=leases)
 
     def _refuse_keeping_apart(self) -> None:
         streams, workers = self.settings.streams, self.settings.server.workers
@@ -185,6 +188,7 @@ class Gateway:
         self._tasks = [
             loop.create_task(work) for work in (self.keys.keep_fresh(), self.drain.run(), self.house.keep_time(), self.fleet.watch())
         ]
+        self._tasks.append(loop.create_task(self.limits.keep()))
         if self.shared is not None:
             self._tasks.append(loop.create_task(self.shared.keep_telling()))
 
@@ -198,6 +202,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.limits.close()
         await self.drain.drain_now(_LAST_DRAIN_S)
         self.spool.close()
         if self.shared is not None:
@@ -318,6 +323,9 @@ class Gateway:
             "tidegate_engine_breaker": of_members(lambda member: _BREAKER[member.breaker.state]),
             "tidegate_engine_drained": of_members(lambda member: member.drained),
             "tidegate_engine_speculative_acceptance": of_members(lambda member: member.watch.acceptance),
+            "tidegate_limits_subjects": lambda: float(self.limits.book.count()),
+            "tidegate_limits_shared": lambda: {"valkey": float(self.limits.shared)} if self.limits.shared is not None else {},
+            "tidegate_limits_fallbacks_total": lambda: float(self.limits.book.fallbacks),
             "tidegate_keys": self.keys.counts,
             "tidegate_log_dropped_total": lambda: float(self._counts().log_dropped),
         }

@@ -23,7 +23,7 @@ from tidegate.guard.settings import DoorSettings, GuardSettings
 from tidegate.local.settings import LocalSettings
 from tidegate.pipeline.settings import CapabilitySettings, GenerationSettings, LengthSettings
 from tidegate.retrieval.settings import EmbedderSettings, RetrievalSettings
-from tidegate.stores.settings import SpoolSettings, StoreSettings
+from tidegate.stores.settings import SpoolSettings, StoreSettings, ValkeySettings
 from tidegate.telemetry.settings import LogSettings
 
 DEFAULT_FILE = "tidegate.toml"
@@ -66,6 +66,9 @@ class Settings(Section):
     embedder: EmbedderSettings = Field(default_factory=EmbedderSettings, description="The model that turns text into vectors.")
     retrieval: RetrievalSettings = Field(default_factory=RetrievalSettings, description="Which passages are found for a question.")
     store: StoreSettings = Field(default_factory=StoreSettings, description="The database.")
+    valkey: ValkeySettings = Field(
+        default_factory=lambda: ValkeySettings.model_validate({}), description="What several machines share: the count of their limits."
+    )
     spool: SpoolSettings = Field(default_factory=SpoolSettings, description="Finished flights on their way to the database.")
     log: LogSettings = Field(default_factory=LogSettings, description="What the process says on stderr.")
     local: LocalSettings = Field(default_factory=LocalSettings, description="The parts that `tidegate up` runs on this machine.")

@@ -12,6 +12,7 @@ leases.py). A record whose buckets are full and of which nothing runs is as good
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import ClassVar, NamedTuple, NoReturn, Union
 
@@ -110,6 +111,8 @@ class Book:
     counts_all: ClassVar[bool] = False
 
     def __init__(self, most: int) -> None:
+        #: A machine among others, as long as this book is there.
+        self.name = secrets.token_hex(8)
         self._most = most
         #: Called when a record is given to another: what leads to it is no longer good.
         self.on_move: Callable[[], None] = lambda: None
@@ -215,6 +218,11 @@ class Book:
             words[at + LEFT + kind] = left - give
             given.append(give)
         return given
+
+    @property
+    def fallbacks(self) -> int:
+        """Requests that were decided without the count of all machines."""
+        return self.words[FALLBACKS]
 
     def fell_back(self) -> None:
         """Count a request that was decided without the count of all machines."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from tidegate.admission.book import (
@@ -48,12 +48,22 @@ _LONGEST_DRY_S = 1.0
 _FIRST = 16
 
 
-class Leases:
-    """This process's way to the store. `machine` names what shares one book: all workers of a machine."""
+class _Need:
+    """What is waited for, of one subject: by kind, the least that is of use, and all together; and slots."""
 
-    def __init__(self, store: LeaseStore, machine: str, when_lost: Literal["share", "refuse", "pass"], machines: int) -> None:
+    __slots__ = ("all", "least", "slots")
+
+    def __init__(self) -> None:
+        self.least = [0, 0, 0]
+        self.all = [0, 0, 0]
+        self.slots = 0
+
+
+class Leases:
+    """This process's way to the store."""
+
+    def __init__(self, store: LeaseStore, when_lost: Literal["share", "refuse", "pass"], machines: int) -> None:
         self._store = store
-        self._machine = machine
         self._when_lost = when_lost
         self._machines = machines
         self.up = True
@@ -61,14 +71,15 @@ class Leases:
         self._lost_ns = 0
         self._book = Book(0)
         self._now: Callable[[], int] = lambda: 0
-        #: By where their records are: whom this process drew for.
-        self._subjects: dict[int, Subject] = {}
+        #: By where their records are: whom this process drew for, and its digest.
+        self._subjects: dict[int, tuple[int, Subject]] = {}
         self._known: dict[tuple[int, int], int] = {}  # what the store had left, by record and kind
-        self._needs: dict[int, list[int]] = {}  # by record: requests, tokens, money and slots that are waited for
+        self._needs: dict[int, _Need] = {}  # by record
         self._next: asyncio.Future[None] | None = None
         self._asking: asyncio.Task[None] | None = None
 
     def attach(self, book: Book, now: Callable[[], int]) -> None:
+        """`book` is where this machine counts, for all its workers."""
         self._book, self._now = book, now
 
     # -- asking
@@ -87,12 +98,14 @@ class Leases:
 
     def _want(self, plan: Plan, units: tuple[int, int, int], slots: int) -> asyncio.Future[None]:
         for seat, subject in zip(plan.seats, plan.subjects, strict=True):
-            self._subjects[seat.at] = subject
-            needs = self._needs.setdefault(seat.at, [0, 0, 0, 0])
+            self._subjects[seat.at] = seat.who, subject
+            need = self._needs.setdefault(seat.at, _Need())
+            need.slots += slots
             for kind in range(3):
-                if subject.most[kind]:
-                    needs[kind] += min(units[kind], subject.most[kind])
-            needs[3] += slots
+                if slots and subject.most[kind]:
+                    one = min(units[kind], subject.most[kind])
+                    need.least[kind] = min(need.least[kind], one) if need.all[kind] else one
+                    need.all[kind] += one
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         future = self._next
@@ -117,12 +130,14 @@ class Leases:
                     waited.set_result(None)
             self._next = None
 
-    async def _renew(self, needs: dict[int, list[int]], *, idle: bool = False) -> None:
+    async def _renew(self, needs: Mapping[int, _Need], *, idle: bool = False) -> None:
         """`idle`: give everything back."""
         now = self._now()
-        asked = [(at, self._ask_of(at, subject, need, now, idle=idle)) for at, need in needs.items() if (subject := self._subjects.get(at))]
+        asked = [
+            (at, self._ask_of(at, self._subjects[at][1], need, now, idle=idle)) for at, need in needs.items() if self._is_there(at)
+        ]
         try:
-            answers = await self._store.renew(self._machine, SLOTS_S, [ask for _, ask in asked])
+            answers = await self._store.renew(self._book.name, SLOTS_S, [ask for _, ask in asked])
         except StoreDown as error:
             for at, ask in asked:  # a debt that may not have arrived is still owed; what was given may have arrived, and is not taken back
                 owed = [(LEFT + kind, rate.give) for kind, rate in enumerate(ask.rates) if rate.give < 0]
@@ -133,6 +148,11 @@ class Leases:
         now = self._now()
         for (at, ask), answer in zip(asked, answers, strict=True):
             self._take(at, ask, answer, now)
+
+    def _is_there(self, at: int) -> bool:
+        """False where the record was given to another meanwhile."""
+        who, _ = self._subjects.get(at, (0, None))
+        return who != 0 and self._book.words[at + WHO] == who
 
     def _take(self, at: int, ask: LeaseAsk, answer: LeaseAnswer, now: int) -> None:
         """Write down what was leased."""
@@ -155,13 +175,13 @@ class Leases:
         sets.append((ASKED, now + int(_SHORTEST_DRY_S * SECOND) if short else 0))
         self._book.add(at, adds, sets)
 
-    def _ask_of(self, at: int, subject: Subject, need: Sequence[int], now: int, *, idle: bool) -> LeaseAsk:
+    def _ask_of(self, at: int, subject: Subject, need: _Need, now: int, *, idle: bool) -> LeaseAsk:
         words = self._book.words
         wanted = [0, 0, 0]
         for kind, limit in enumerate(subject.most[:3]):
             if limit and not idle:
-                usual = min(max(2 * words[at + SPENT + kind], min(_FIRST, limit // 50) * max(1, need[kind])), max(1, limit // 10))
-                wanted[kind] = max(usual, need[kind])
+                usual = min(max(2 * words[at + SPENT + kind], min(_FIRST, limit // 50) * max(1, need.least[kind])), max(1, limit // 10))
+                wanted[kind] = max(usual, need.all[kind])
         # Debts are paid, and more than is wanted goes back. It is off our book before it is on its way.
         calm = idle or now - words[at + TOUCHED] > SECOND
         given = self._book.give(at, [2 * units if calm else MOST_DEBT for units in wanted])
@@ -169,50 +189,59 @@ class Leases:
         rates = []
         for kind, limit in enumerate(subject.most[:3]):
             left = max(0, words[at + LEFT + kind])
-            rates.append(RateAsk(limit, PERIODS_S[kind], max(0, need[kind] - left), max(0, wanted[kind] - left), given[kind]))
+            rates.append(RateAsk(
+                limit, PERIODS_S[kind], max(0, need.least[kind] - left), max(0, need.all[kind] - left), max(0, wanted[kind] - left), given[kind]
+            ))
         most, used = subject.most[3], words[at + USED]
-        slots = min(most, used + need[3] + (0 if idle else used // 4 + 1)) if most else 0
+        slots = min(most, used + need.slots + (0 if idle else used // 4 + 1)) if most else 0
         return LeaseAsk(f"{words[at + WHO]:x}", rates, most, used, slots)
 
     # -- keeping
 
     async def keep(self) -> None:
-        """Renew slots, give back what lies idle, and look for a store that was lost. Until cancelled."""
+        """Look whether the store is there, also again when it was lost, renew slots, and give back what lies idle. Until cancelled."""
         while True:
-            await asyncio.sleep(BEAT_S)
-            if not self.up:
-                try:
-                    await self._store.renew(self._machine, SLOTS_S, [])
-                except StoreDown as error:
-                    self._why = error.message
-                    continue
+            try:
+                await self._store.renew(self._book.name, SLOTS_S, [])
                 self._found()
-            await self._beat()
+                await self._beat()
+            except StoreDown as error:
+                self._lose(error.message)
+            await asyncio.sleep(BEAT_S)
 
     async def _beat(self) -> None:
         words, now = self._book.words, self._now()
-        fresh, idle = {}, {}
-        for at, subject in list(self._subjects.items()):
+        fresh: dict[int, _Need] = {}
+        idle: dict[int, _Need] = {}
+        for at, (_, subject) in list(self._subjects.items()):
+            if not self._is_there(at):
+                del self._subjects[at]
+                continue
             since = now - words[at + TOUCHED]
             leased = words[at + SLOTS] or any(words[at + LEFT + kind] for kind in range(3))
             if since > IDLE_S * SECOND and not words[at + USED]:
                 if leased:
-                    idle[at] = [0, 0, 0, 0]
+                    idle[at] = _Need()
                 else:
                     del self._subjects[at]
             elif now - words[at + BEAT] > BEAT_S * SECOND / 2 and (subject.most[3] or any(words[at + LEFT + kind] < 0 for kind in range(3))):
-                fresh[at] = [0, 0, 0, 0]
+                fresh[at] = _Need()
         if fresh:
             await self._renew(fresh)
         if idle:
             await self._renew(idle, idle=True)
 
+    async def close(self) -> None:
+        """Before the end."""
+        await self.give_back()
+        await self._store.close()
+
     async def give_back(self) -> None:
-        """Before the end: what is leased and not spent goes back, as far as the store can be reached."""
+        """What is leased and not spent goes back, as far as the store can be reached."""
         if self._asking is not None:
             await asyncio.gather(self._asking, return_exceptions=True)
         if self.up and self._subjects:
-            await self._renew({at: [0, 0, 0, 0] for at in self._subjects}, idle=True)
+            await self._renew({at: _Need() for at in self._subjects}, idle=True)
 
     # -- losing
 

@@ -268,6 +268,21 @@ class Limits:
                 found += ((b"x-ratelimit-limit-" + name, b"%d" % nearest[1]), (b"x-ratelimit-remaining-" + name, b"%d" % nearest[0]))
         return tuple(found)
 
+    @property
+    def shared(self) -> bool | None:
+        """Whether all machines count together at this moment; None where they are not to."""
+        return None if self._leases is None else self._leases.up
+
+    async def keep(self) -> None:
+        """What has to be done all the time. Until cancelled."""
+        if self._leases is not None:
+            await self._leases.keep()
+
+    async def close(self) -> None:
+        """Before the end, once nothing runs any more: what this machine has leased goes back."""
+        if self._leases is not None:
+            await self._leases.close()
+
     def figures(self) -> dict[str, Any]:
         """For /health: what the limits are counted over, and whether that can be reached."""
         told: dict[str, Any] = {"subjects": self.book.count(), "most_subjects": self._settings.most_subjects}

@@ -16,6 +16,7 @@ import errno
 import logging
 import mmap
 import os
+import secrets
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -61,6 +62,7 @@ class SharedBook(Book):
 
     def __init__(self, most: int, workers: int) -> None:
         """Raises SettingsError where this system has no robust mutexes or not enough memory."""
+        self.name = secrets.token_hex(8)
         self._slots = most + most // 3  # a table that is nearly full is slow to look through
         first = HEAD + self._slots * RECORD
         self._regions = [first + worker * _ENTRIES * _ENTRY for worker in range(workers)]

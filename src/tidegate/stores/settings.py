@@ -33,3 +33,13 @@ class SpoolSettings(Section):
     batch_flights: int = Field(2000, ge=1, le=10_000, description="Most flights written to the database in one transaction.")
     batch_wait_s: float = Field(0.5, gt=0, le=60, description="Seconds between two looks at the spool.")
     backoff_max_s: float = Field(5.0, gt=0, le=300, description="Longest pause between two tries while the database is down.")
+
+
+class ValkeySettings(Section):
+    """[valkey]: what several machines share."""
+
+    url: str = Field(
+        "", description="Valkey or Redis server: valkey://[user:password@]host:6379/0, rediss:// with TLS, unix:///path; empty: none."
+    )
+    timeout_s: float = Field(0.25, gt=0, le=10, description="Seconds to wait for an answer, before the server counts as gone.")
+    prefix: str = Field("tidegate:limits:", max_length=200, description="What the names of all its keys begin with; one for all that share.")

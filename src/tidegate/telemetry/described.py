@@ -66,6 +66,9 @@ READ = (
     Described("tidegate_admission_running", "gauge", ("model",), "Requests that have a slot."),
     Described("tidegate_admission_waiting", "gauge", ("model",), "Requests that wait for a slot."),
     Described("tidegate_admission_booked", "gauge", ("model",), "Places that are booked for callers who were told to come back."),
+    Described("tidegate_limits_subjects", "gauge", (), "Keys, tenants and capabilities whose use is counted."),
+    Described("tidegate_limits_shared", "gauge", ("by",), "1 where limits are counted by all machines together, 0 while what they share is gone."),
+    Described("tidegate_limits_fallbacks_total", "counter", (), "Requests decided by limits.when_lost, while what the machines share was gone."),
     Described("tidegate_keys", "gauge", ("role",), "API keys that are known and not revoked."),
     Described("tidegate_log_dropped_total", "counter", (), "Log lines of flights left out because stderr was not being read."),
 )

@@ -196,8 +196,21 @@ def _admission(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[F
     ]
 
 
+def _limits(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
+    limits: Mapping[str, Any] = figures.get("limits", {})
+    if limits.get("shared", True):
+        return []
+    return [
+        (
+            "degraded",
+            f"The limits that all machines share cannot be reached{_because(limits)}: {limits['means']} (limits.when_lost). "
+            "Bring Valkey back; see valkey.url.",
+        )
+    ]
+
+
 _JUDGES: tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], list[Finding]], ...] = (
-    _engines, _database, _embedder, _spool, _errors, _admission,
+    _engines, _database, _embedder, _spool, _errors, _admission, _limits,
 )
 
 

@@ -1,7 +1,7 @@
 """The figures at the top of the page: a fold over /health and the newest flights. Every name is optional: what is absent is not shown.
 
 Names read: `status`, `why`, `requests_in_flight`, `engines.{name}.{up,admitted}`, `embedder.up`, `database.{up,round_trip_ms}`,
-`spool.{records_waiting,bytes,max_bytes,near}`.
+`limits.{shared,means}`, `spool.{records_waiting,bytes,max_bytes,near}`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,15 @@ def _parts(health: dict[str, Any]) -> list[Figure]:
             up, took_ms = bool(part.get("up")), part.get("round_trip_ms")
             note = f"answers in {words.ms(took_ms * 1e6)} ms" if up and took_ms else ""
             found.append(Figure(name, "up" if up else "down", note, "good" if up else "bad"))
-    return found
+    return [*found, *_limits(health)]
+
+
+def _limits(health: dict[str, Any]) -> list[Figure]:
+    """Only where several machines share them."""
+    shared = (health.get("limits") or {}).get("shared")
+    if shared is None:
+        return []
+    return [Figure("Limits", "shared", "by all machines", "good") if shared else Figure("Limits", "alone", str(health["limits"]["means"]), "warn")]
 
 
 def _spool(health: dict[str, Any]) -> list[Figure]:
