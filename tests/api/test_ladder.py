@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.api.conftest import House, add_keys, start_gateway, start_scripted, stop, url_of
+from tests.api.conftest import House, add_keys, start_gateway, start_scripted, stop, until, url_of
 
 from tidegate.stores.migrate import migrate
 
@@ -21,6 +21,8 @@ TEMPLATE = "{% block system %}Obey.{% endblock %}{% block user %}{{ input.order 
 REST = """
 [budgets]
 first_token_s = 1.0
+total_s = 20.0
+full_share = 0.1
 [faq]
 file = "faq.toml"
 question = "order"
@@ -32,7 +34,7 @@ rung = "message"
 code = "nobody_answers"
 message = "Nobody can answer just now."
 """
-SMALL = '[[ladder]]\nrung = "small_model"\nmodel = "scripted"\n'
+SMALL = '[[ladder]]\nrung = "small_model"\nmodel = "scripted"\nshare = 0.1\n'
 FAQ = '[defaults]\ncitations = []\n[[entry]]\nkeywords = ["hours"]\noutput = { answer = "From nine to five." }\n'
 DECIDE = '[[ladder]]\nrung = "message"\ncode = "no_decision"\nmessage = "A person will decide."\n'
 
@@ -61,7 +63,10 @@ def rungs(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     engine, engine_url = start_scripted()
     # One engine fails in most of these tests, and has to be asked in the next one all the same.
     forgetful = {"TIDEGATE_FLEET__BREAKER_MIN_CALLS": "1000000", "TIDEGATE_FLEET__MAX_RETRY_AFTER_S": "0"}
-    process = start_gateway(data, postgres_dsn, engine_url, TIDEGATE_CAPABILITIES__FOLDERS=json.dumps([str(folder)]), **forgetful)
+    # It has one slot; nobody may wait for it whose wait is forecast to be long.
+    strict = {"TIDEGATE_ENGINES__SCRIPTED__SLOTS": "1", "TIDEGATE_ADMISSION__FORECAST_S": "0.001"}
+    folders = {"TIDEGATE_CAPABILITIES__FOLDERS": json.dumps([str(folder)])}
+    process = start_gateway(data, postgres_dsn, engine_url, **folders, **forgetful, **strict)
     try:
         yield House(url_of(data, process), engine_url, keys, data, process)
     finally:
@@ -132,6 +137,21 @@ def test_the_small_model_answers_for_an_engine_that_is_down(rungs: House, stream
     if stream:
         names = [name for name, _ in events(answer)]  # tokens that were read together leave together
         assert (names[0], set(names[1:-1]), names[-1]) == ("rung", {"token"}, "answer")
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_where_all_slots_are_taken_a_lower_rung_answers(rungs: House, name: str) -> None:
+    """Whether the full answer's model is full or, behind an engine that is down, the small one's: the wait is refused, or ends with the rung's share
+    of the time where it was forecast to be short, and nobody is sent away whom the list can answer."""
+    body = {"messages": [{"role": "user", "content": "##t=1,i=50,n=20000##"}], "stream": True}
+    with rungs.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as long:
+        pieces = long.iter_raw()  # to be held: one that is collected closes its connection
+        next(pieces)
+        known, unknown = ask(rungs, name, "Your hours?"), ask(rungs, name, "The price?")
+    assert (known.status_code, known.headers["x-tidegate-rung"]) == (200, "faq")
+    assert known.json()["ladder"]["cause"] in (("busy", "deadline_exceeded") if name == "one" else ("engine_down",))
+    assert (unknown.status_code, unknown.headers["x-tidegate-rung"]) == (503, "message")
+    until(lambda: rungs.stats()["active"] == 0, "the slot's release")
 
 
 def test_a_stream_that_broke_after_its_first_text_is_not_begun_again(rungs: House) -> None:

@@ -36,7 +36,7 @@ from tidegate.core.plugins import load as load_plugin
 from tidegate.core.ports import Engine, EngineStream
 from tidegate.engines.cause import Cause
 from tidegate.pipeline.capability import Capability, load
-from tidegate.pipeline.ladder import Ladder
+from tidegate.pipeline.ladder import Enter, Ladder
 from tidegate.pipeline.parts import Parts
 
 INPUT = {"type": "object", "properties": {"question": {"type": "string"}}, "required": ["question"]}
@@ -171,11 +171,13 @@ class Bench:
         self.ask = Ask(Flight("/test"), Caller("key", "tenant"), Deadline(60))
         self.ask.capability = "group/name"
 
-    async def run(self, question: str = "What are your hours?", *, stream: bool = False, failed: TidegateError | None = None) -> Ask:
+    async def run(
+        self, question: str = "What are your hours?", *, stream: bool = False, failed: TidegateError | None = None, enter: Enter | None = None
+    ) -> Ask:
         self.ask.input = {"question": question}
         if stream:
             self.ask.emit = lambda batch: self.seen.extend(chunk.text for chunk in batch if chunk.kind == "text")
-        await self.ladder.walk(self.ask, failed)
+        await self.ladder.walk(self.ask, failed, enter)
         return self.ask
 
     def steps(self) -> list[tuple[str, str]]:
@@ -319,6 +321,34 @@ async def test_a_gate_that_is_too_busy_leads_past_its_model(tmp_path: Path) -> N
     bench = Bench(write(tmp_path), large, FakeEngine("small", fails=down()))
     ask = await bench.run(failed=Busy("All slots are taken.", retry_after_s=4))
     assert (rung(ask), large.calls) == ("faq", [])
+
+
+@pytest.mark.parametrize(("busy", "lands"), [(False, "small_model"), (True, "faq")])
+async def test_a_rung_waits_for_a_slot_of_its_own_model(tmp_path: Path, busy: bool, lands: str) -> None:
+    """Once each; where that is too busy, the next rung is tried and nothing is asked."""
+    entered: list[str] = []
+
+    async def enter(model: str) -> None:
+        entered.append(model)
+        if busy and model == "small":
+            raise Busy("All slots are taken.")
+
+    small = FakeEngine("small", ["Small."])
+    bench = Bench(write(tmp_path), FakeEngine("large", fails=down()), small)
+    ask = await bench.run(enter=enter)
+    assert (rung(ask), entered, len(small.calls)) == (lands, ["large", "small"], 0 if busy else 1)
+
+
+async def test_the_wait_for_a_slot_is_part_of_the_rungs_time(tmp_path: Path) -> None:
+    """A forecast that was too short costs the full answer its share, not the user an answer."""
+    manifest = MANIFEST.replace("total_s = 30.0", "total_s = 1.0\nfull_share = 0.2")
+
+    async def enter(model: str) -> None:
+        if model == "large":
+            await asyncio.Event().wait()
+
+    bench = Bench(write(tmp_path, manifest), FakeEngine("large", ["Nine."]), FakeEngine("small", ["Small."]))
+    assert rung(await bench.run(enter=enter)) == "small_model"
 
 
 async def test_broken_output_is_422_at_the_end(tmp_path: Path) -> None:

@@ -67,13 +67,13 @@ class CapabilityRoute:
             ticket = await ticket.leased()
         ask.flight.lap("limits")
         ask.stream = ask.flight.stream = _accepts_events(exchange)
-        place, busy = FREE, None
+        held, busy = Held(), None
         try:
             try:
-                place = self._enter(exchange, ask, body)
+                held.place = self._enter(exchange, ask, body, manifest.model)
             except Busy as error:
                 busy = self._unless_ladder(error)
-            admission = admitted(ticket, place)
+            admission = admitted(ticket, held.place)
             exchange.watch()
             exchange.converse(barge_in=self._capability.manifest.generate.barge_in)
             if ask.stream:
@@ -82,21 +82,20 @@ class CapabilityRoute:
                 exchange.stay(self._leave.policy, self._leave.tokens)
                 events = Events(exchange, ask, self._rung)
                 ask.emit = events.emit
-                await self._run(ask, place, busy)
+                await self._run(exchange, ask, body, held, busy)
                 await events.end(self._answer(ask))
             else:
-                await self._run(ask, place, busy)
+                await self._run(exchange, ask, body, held, busy)
                 await exchange.json(200, msgspec.json.encode(self._answer(ask)), [*admission.headers(), *self._rung(ask)])
         finally:
             settle(ticket, exchange)
-            leave(place, ask.flight)
+            leave(held.place, ask.flight)
 
-    def _enter(self, exchange: Exchange, ask: Ask, body: bytes) -> Place:
+    def _enter(self, exchange: Exchange, ask: Ask, body: bytes, model: str) -> Place:
         """What asks no model waits for none."""
         if not self._asks:
             return FREE
-        manifest = self._capability.manifest
-        return enter(exchange.house.gate, ask, manifest.model, len(body) // 4, manifest.generate.max_tokens)
+        return enter(exchange.house.gate, ask, model, len(body) // 4, self._capability.manifest.generate.max_tokens)
 
     def _unless_ladder(self, busy: Busy) -> Busy:
         """Where a lower rung may answer at once, nobody is sent away."""
@@ -104,16 +103,24 @@ class CapabilityRoute:
             raise busy
         return busy
 
-    async def _run(self, ask: Ask, place: Place, busy: Busy | None) -> None:
-        if place.waits:
-            try:
-                await turn(place, ask.flight)
-            except Busy as error:
-                busy = self._unless_ladder(error)
+    async def _run(self, exchange: Exchange, ask: Ask, body: bytes, held: Held, busy: Busy | None) -> None:
         if self._ladder is None:
+            if held.place.waits:
+                await turn(held.place, ask.flight)
             await run(ask, self._steps)
-        else:
-            await self._ladder.walk(ask, busy)
+            return
+        held.model = self._capability.manifest.model
+
+        async def slot(model: str) -> None:
+            """Wait for one of this model, in place of one of another."""
+            if model != held.model:
+                leave(held.place, ask.flight)
+                held.place, held.model = FREE, model
+                held.place = self._enter(exchange, ask, body, model)
+            if held.place.waits:
+                await turn(held.place, ask.flight)
+
+        await self._ladder.walk(ask, busy, slot)
 
     def _rung(self, ask: Ask) -> list[Header]:
         """The header that names the rung, where there is a ladder."""
@@ -130,6 +137,16 @@ class CapabilityRoute:
             "index_version": ask.flight.index_version or None,
             "usage": _usage(ask.flight.usage),
         }
+
+
+class Held:
+    """The place that a request has at the gate, and for which model: a rung that asks another one has another place."""
+
+    __slots__ = ("model", "place")
+
+    def __init__(self) -> None:
+        self.place = FREE
+        self.model = ""
 
 
 class Events:
@@ -195,8 +212,8 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 def _wants_usage(exchange: Exchange) -> bool:
     """Business fields have no place for it: a header asks."""
-    return (b"x-tidegate-continuous-usage", b"1") in exchange.scope["headers"]
+    return exchange.headers.get(b"x-tidegate-continuous-usage") == b"1"
 
 
 def _accepts_events(exchange: Exchange) -> bool:
-    return any(name == b"accept" and b"text/event-stream" in value for name, value in exchange.scope["headers"])
+    return b"text/event-stream" in exchange.headers.get(b"accept", b"")

@@ -131,7 +131,7 @@ class Ladder:
 
     async def walk(self, ask: Ask, failed: TidegateError | None = None, enter: Enter | None = None) -> None:
         """Answer on the highest rung that can. `failed`: why the full answer cannot even begin, e.g. since its engine is too busy to wait for;
-        `enter`: waits for a slot of another model before a rung asks it.
+        `enter`: waits for a slot of a model, before a rung asks it and within the rung's time.
 
         Raises NoAnswer from the lowest rung, the caller's own mistakes as they are, and as stages do once text has been told.
         """
@@ -154,7 +154,7 @@ class Ladder:
             above = way.rung
             steps, notes = self._steps(way, walk)
             ask.landing = Landing(way.rung, " ".join(dict.fromkeys(notes)), first.public_code)
-            error = await walk.attempt(way, steps, enters=way.model not in ("", self._full.model))
+            error = await walk.attempt(way, steps)
             if error is None:
                 return
             if walk.told or isinstance(error, ClientGone | Superseded):
@@ -244,7 +244,7 @@ class _Walk:
         self._end_s = asyncio.get_running_loop().time() + total_s
         self._spent: Usage | None = None
 
-    async def attempt(self, way: _Way, steps: Sequence[Step], *, enters: bool = False) -> TidegateError | None:
+    async def attempt(self, way: _Way, steps: Sequence[Step]) -> TidegateError | None:
         """Walk the stages of a rung within its share of the time that is left, the wait for a slot included. What they raise is given back."""
         ask, loop = self.ask, asyncio.get_running_loop()
         left_s = self._end_s - loop.time()
@@ -252,7 +252,7 @@ class _Walk:
             async with asyncio.timeout(left_s * way.share) as scope:
                 if self._emit is not None:
                     ask.emit = _Teller(self, scope, self._emit, _preface(steps))
-                if enters and self._enter is not None:
+                if way.model and self._enter is not None:
                     await self._enter(way.model)
                 await run(ask, steps)
         except TimeoutError:
