@@ -46,6 +46,10 @@ def test_all_well_is_ok_and_still_gives_the_figures() -> None:
         ({"engines": {"a": REFUSED, "b": {"up": True}}}, "degraded", "engines.a.conformance"),
         ({"engines": {"a": REFUSED, "b": {"up": False}}}, "down", "engine_not_admitted"),
         ({"engines": {"a": REFUSED | {"admitted": True}}}, "degraded", "used all the same"),
+        (
+            {"engines": {"a": {"up": True, "fleet": {"breaker": "open", "last_failure": {"cause": "cut"}}}, "b": {"up": True}}}, "degraded",
+            "'a' failed so often lately that its circuit breaker is open",
+        ),
         ({"database": {"up": False, "why": "no route"}}, "degraded", "store.dsn"),
         ({"database": {"up": True, "round_trip_ms": 900.0}}, "degraded", "900 ms"),
         ({"embedder": {"up": False}}, "degraded", "searched"),

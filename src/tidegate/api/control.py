@@ -42,6 +42,9 @@ class ControlDeps:
     capabilities: Mapping[str, Capability]
     open_sealed: Callable[[str, bytes], dict[str, Any]]
     secret: bytes
+    #: What the fleet knows of each engine, and an operator's order: no new requests to it (True), or requests again.
+    engines: Callable[[], dict[str, dict[str, Any]]] = dict
+    drain: Callable[[str, bool], None] | None = None
 
 
 #: What the key table can hold.
@@ -130,6 +133,24 @@ def _routes(deps: ControlDeps) -> APIRouter:
             for item in deps.capabilities.values()
         ]
         return _json({"capabilities": rows})
+
+    @router.get("/api/v1/engines", summary="The engines, and what is asked of them")
+    async def list_engines(who: Annotated[Caller, Depends(admin)]) -> Response:
+        return _json({"engines": deps.engines()})
+
+    @router.post("/api/v1/engines/{name}/drain", summary="No new requests to this engine; those that run end well")
+    async def drain_engine(name: str, who: Annotated[Caller, Depends(admin)]) -> Response:
+        return order_engine(name, True)
+
+    @router.post("/api/v1/engines/{name}/resume", summary="Requests to this engine again, little by little")
+    async def resume_engine(name: str, who: Annotated[Caller, Depends(admin)]) -> Response:
+        return order_engine(name, False)
+
+    def order_engine(name: str, on: bool) -> Response:
+        if deps.drain is None:
+            raise NotFound("This gateway has no engines to drain.", hint="See /health.")
+        deps.drain(name, on)
+        return _json({"engine": name, **deps.engines()[name]})
 
     @router.get("/api/v1/keys", summary="All keys, without the keys")
     async def list_keys(who: Annotated[Caller, Depends(admin)]) -> Response:

@@ -62,6 +62,20 @@ READ = (
     Described(
         "tidegate_engine_admitted", "gauge", ("engine",), "1 where requests are sent to the engine, 0 where it failed a check that it must pass."
     ),
+    Described("tidegate_engine_requests", "gauge", ("engine",), "Requests of this gateway that an engine works on; of the worker that is asked."),
+    Described(
+        "tidegate_engine_tokens_in_flight", "gauge", ("engine",),
+        "Tokens of their prompts and expected answers, of engines among which somebody chooses; of the worker that is asked.",
+    ),
+    Described(
+        "tidegate_engine_breaker", "gauge", ("engine",),
+        "0 where an engine's circuit breaker is closed, 1 where it is open, 0.5 where it is half open.",
+    ),
+    Described("tidegate_engine_drained", "gauge", ("engine",), "1 where an operator wants no new requests sent to the engine, else 0."),
+    Described(
+        "tidegate_engine_speculative_acceptance", "gauge", ("engine",),
+        "Share of speculated tokens that an engine accepted lately, of engines whose metrics tell it.",
+    ),
     Described("tidegate_admission_slots", "gauge", ("model",), "Slots of a model's engines, of models that have a bound."),
     Described("tidegate_admission_running", "gauge", ("model",), "Requests that have a slot."),
     Described("tidegate_admission_waiting", "gauge", ("model",), "Requests that wait for a slot."),

@@ -107,6 +107,19 @@ def _engines(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Fin
     ]
 
 
+def _breakers(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
+    engines: Mapping[str, Mapping[str, Any]] = figures.get("engines", {})
+    return [
+        (
+            "degraded",
+            f"Engine {name!r} failed so often lately that its circuit breaker is {fleet['breaker'].replace('_', ' ')}: requests go to other "
+            f"engines of its models where there are any. Last cause: {fleet.get('last_failure', {}).get('cause', 'unknown')}. See its log.",
+        )
+        for name, engine in engines.items()
+        if engine.get("up") and (fleet := engine.get("fleet") or {}).get("breaker", "closed") != "closed"
+    ]
+
+
 def _checks(engine: Mapping[str, Any]) -> str:
     failed: Mapping[str, Any] = engine.get("checks_failed") or {}
     return "; ".join(f"the check {name} ({str(why).rstrip('.')})" for name, why in failed.items()) or "a check"
@@ -210,7 +223,7 @@ def _limits(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Find
 
 
 _JUDGES: tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], list[Finding]], ...] = (
-    _engines, _database, _embedder, _spool, _errors, _admission, _limits,
+    _engines, _breakers, _database, _embedder, _spool, _errors, _admission, _limits,
 )
 
 
