@@ -163,7 +163,7 @@ class Bench:
     """One capability with its ladder, and what became of one request."""
 
     def __init__(self, capability: Capability, large: FakeEngine, small: FakeEngine | None = None, search: Searcher | None = None) -> None:
-        self.search = search or Searcher()
+        self.search, self.large = search or Searcher(), large
         parts = Parts(Fleet(large, *([small] if small else [])), self.search)
         stages = [load_plugin("tidegate.pipeline.stages", name).build(capability, parts) for name in capability.manifest.stages]
         self.ladder = Ladder(capability, stages, parts)
@@ -406,6 +406,20 @@ async def test_a_stream_that_has_begun_is_given_all_the_time_that_is_left(tmp_pa
     with pytest.raises(TidegateError, match="did not answer"):
         await bench.run(stream=True)
     assert time.perf_counter_ns() - bench.ask.flight.began_ns >= 0.9e9
+
+
+async def test_what_a_failed_rung_noted_is_not_told_of_the_next(tmp_path: Path) -> None:
+    """A note of the door stays; one that a stage of the full answer made (what was cut of its prompt) goes with that answer."""
+    bench = Bench(write(tmp_path), FakeEngine("large"), FakeEngine("small", ["Small."]))
+    bench.ask.note("door", ["blob"])
+
+    async def noting_and_down(call: EngineCall, flight: Flight) -> Stream:
+        bench.ask.note("length", {"cut": 3})
+        raise down()
+
+    bench.large.start = noting_and_down  # type: ignore[method-assign]
+    ask = await bench.run()
+    assert (rung(ask), ask.notes) == ("small_model", {"door": ["blob"]})
 
 
 async def test_a_client_that_leaves_ends_the_walk(tmp_path: Path) -> None:

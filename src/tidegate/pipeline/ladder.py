@@ -243,6 +243,7 @@ class _Walk:
         self._emit = ask.emit
         self._end_s = asyncio.get_running_loop().time() + total_s
         self._spent: Usage | None = None
+        self._notes = dict(ask.notes) if ask.notes else None  # those of the door stay, those of a rung's stages go with it
 
     async def attempt(self, way: _Way, steps: Sequence[Step]) -> TidegateError | None:
         """Walk the stages of a rung within its share of the time that is left, the wait for a slot included. What they raise is given back."""
@@ -299,6 +300,7 @@ class _Walk:
         if flight.usage.total_tokens:  # tokens that nobody saw were made all the same
             self._spent = flight.usage if self._spent is None else _sum(self._spent, flight.usage)
         _forget(ask, flight)
+        ask.notes = dict(self._notes) if self._notes else None
         if self._spent is not None:
             flight.usage = self._spent
 
