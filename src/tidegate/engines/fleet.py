@@ -35,6 +35,8 @@ _ADAPTERS = "tidegate.engines.adapters"
 #: Seconds between two looks at a member that is up, and at one that is not.
 UP_S = 10.0
 DOWN_S = 2.0
+#: Seconds between two looks at the metrics of an engine that shares its models with no other, at least.
+ALONE_S = 15.0
 #: Seconds between two looks at what time alone changes.
 TICK_S = 0.25
 
@@ -141,9 +143,9 @@ class Fleet:
         """Look whether every member is up, and check it at the start and when it comes back, unless its conformance is "off". Runs until it is
         cancelled.
         """
-        chosen = [member for member in self.members.values() if member.counts and member.watch.url] if self.settings.metrics_s else []
+        told = [member for member in self.members.values() if member.watch.url] if self.settings.metrics_s else []
         await asyncio.gather(
-            self._keep_time(), *(self._watch(member) for member in self.members.values()), *(self._watch_load(member) for member in chosen)
+            self._keep_time(), *(self._watch(member) for member in self.members.values()), *(self._watch_load(member) for member in told)
         )
 
     async def close(self) -> None:
@@ -217,8 +219,10 @@ class Fleet:
         member.came_back()
 
     async def _watch_load(self, member: Member) -> None:
+        # of one among which nobody chooses only the acceptance is of interest
+        period_s = self.settings.metrics_s if member.counts else max(self.settings.metrics_s, ALONE_S)
         while True:
-            await member.watch.look(member.requests, self.settings.metrics_s)
+            await member.watch.look(member.requests, period_s)
             member.look_at_load()
             await asyncio.sleep(member.watch.pause_s)
 

@@ -157,5 +157,6 @@ class FleetSettings(Section):
         60.0, ge=0, le=86_400, description="Seconds of an engine's Retry-After that are obeyed at most; until then nobody asks it."
     )
     metrics_s: float = Field(
-        2.0, ge=0, le=3600, description="Seconds between two looks at the engines' own metrics, of models that several engines serve. 0: never."
+        2.0, ge=0, le=3600,
+        description="Seconds between two looks at the metrics of engines that share a model; those of others are looked at rarely. 0: never.",
     )
