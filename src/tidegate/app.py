@@ -217,7 +217,9 @@ class Gateway:
         limits = self.limits
         search = Search(self.embedder, self.store, settings.retrieval) if self.embedder is not None else None
         ban, generation = Ban.of(settings.guard), settings.generation
-        parts = Parts(self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s, Retries(generation), Counter(settings.engines))
+        parts = Parts(
+            self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s, Retries(generation), Counter(settings.engines), self.gate
+        )
         fitting = fit(parts, settings.length) if settings.length.policy != "off" else None
         watching = Control(ban.terms, on_term=ban.on_term, max_step_backs=ban.max_step_backs)
         generate = GenerateStage(

@@ -62,7 +62,7 @@ def chat(text: str, size: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", TEXTS)
 async def test_a_prompt_is_counted_to_the_token(fleet: tuple[Fleet, Counter], kind: str) -> None:
     """What the counter says before is what the engine says that it read."""
-    messages = chat(TEXTS[kind], 3)
+    messages = chat(TEXTS[kind], 2)
     engine, own = fleet[0].find("small")
     counted = await fleet[1].prompt(engine, EngineCall("chat", own, {"messages": messages}))
     ask = await told(fleet, messages, policy="refuse", max_prompt_tokens=2000)

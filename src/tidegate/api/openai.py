@@ -195,7 +195,9 @@ def settle(ticket: Ticket, exchange: Exchange) -> None:
     prompt, or a limit would end nobody's asking and leaving."""
     flight = exchange.flight
     call = exchange.ask.call if exchange.ask is not None else None
-    if flight.engine and (flight.usage.total_tokens or flight.token_ns):
+    if exchange.ask is not None and exchange.ask.aside is not None:  # what was asked beside the answer is spent, whatever became of that
+        ticket.book(flight.usage.plus(exchange.ask.aside), flight.model)
+    elif flight.engine and (flight.usage.total_tokens or flight.token_ns):
         ticket.book(flight.usage, flight.model)
     elif flight.engine and call is not None and (exchange.gone or exchange.expired or exchange.superseded_by):
         flight.usage = Usage(estimate_prompt_tokens(call), 0, exact=False)

@@ -130,8 +130,8 @@ class Ask:
     """
 
     __slots__ = (
-        "answer", "call", "caller", "capability", "deadline", "emit", "flight", "input", "landing", "notes", "passages", "running", "shows_usage",
-        "stream", "text", "ticket", "whole",
+        "answer", "aside", "call", "caller", "capability", "deadline", "emit", "flight", "input", "landing", "notes", "passages", "running",
+        "shows_usage", "stream", "text", "ticket", "whole",
     )
 
     def __init__(self, flight: Flight, caller: Caller, deadline: Deadline, *, stream: bool = False, emit: Emit | None = None) -> None:
@@ -151,8 +151,14 @@ class Ask:
         self.landing: Landing | None = None
         #: What the caller is told beside the answer, in a header and in the answer: name -> facts, never text.
         self.notes: dict[str, Any] | None = None
+        #: What models were asked beside the answer itself: a summary, the parts of a document. Its limits count it.
+        self.aside: Usage | None = None
         self.running: Counting | None = None
         self.shows_usage: ShowsUsage = "never"
+
+    def spend_aside(self, usage: Usage) -> None:
+        """Tokens that were used beside the answer."""
+        self.aside = usage if self.aside is None else self.aside.plus(usage)
 
     def note(self, name: str, facts: Any) -> None:
         """Tell the caller something beside the answer."""

@@ -34,6 +34,13 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
+    def plus(self, other: Usage) -> Usage:
+        """Of two runs together."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens, self.cached_tokens + other.cached_tokens,
+            self.exact and other.exact, self.reasoning_tokens + other.reasoning_tokens,
+        )
+
 
 class ToolDelta(msgspec.Struct, gc=False):
     """What a piece adds to the tool call number `index`: its id and name come once, its arguments (JSON text) grow."""

@@ -30,7 +30,7 @@ from tidegate.guard.door import Action
 from tidegate.guard.terms import read_terms
 from tidegate.pipeline.faq import Faq, read_faq
 from tidegate.pipeline.rungs import Rung, check_ladder
-from tidegate.pipeline.settings import LengthSettings
+from tidegate.pipeline.settings import LengthSettings, ShardSettings
 
 #: Engines count tokens in signed 32-bit numbers.
 _MAX_TOKEN_ID = 2**31 - 1
@@ -134,6 +134,9 @@ class Manifest(Section):
     guard: CapabilityGuard = Field(default_factory=lambda: CapabilityGuard.model_validate({}), description="Terms that are banned.")
     length: LengthSettings = Field(
         default_factory=lambda: LengthSettings.model_validate({}), description="What the stage `fit` does with a prompt that is too long."
+    )
+    shard: ShardSettings = Field(
+        default_factory=lambda: ShardSettings.model_validate({}), description="How the stage `shard` reads a long document in parts."
     )
     door: CapabilityDoor = Field(default_factory=lambda: CapabilityDoor.model_validate({}), description="What the business fields may hold.")
     triggers: list[TriggerSettings] = Field(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from tidegate.admission.gate import Gate
 from tidegate.core.ask import Ask, Passage
 from tidegate.core.ports import Engine, TokenCounter
 from tidegate.engines.cause import Cause
@@ -57,3 +58,5 @@ class Parts:
     retries: Retries | None = None
     #: Counts tokens as the engines do; None where nobody can.
     counter: TokenCounter | None = None
+    #: Where calls beside a request wait for a slot; None: nothing waits.
+    gate: Gate | None = None

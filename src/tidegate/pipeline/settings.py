@@ -40,6 +40,25 @@ class LengthSettings(Section):
     compress_else: Literal["refuse", "head", "tail", "middle"] = Field("middle", description="With `compress`: what happens where no summary comes.")
 
 
+class ShardSettings(Section):
+    """`[shard]` of capability.toml: how the stage `shard` reads a long document in parts."""
+
+    field: str = Field("document", description="The input field whose text is read in parts.")
+    question: str = Field("question", description="The input field that says what is sought in it; empty: nothing is, all parts are of equal worth.")
+    tokens: int = Field(2048, ge=64, description="Most tokens of a part, counted as the engine counts; fewer where its context holds fewer.")
+    most: int = Field(64, ge=1, le=4096, description="Most parts; a longer document is refused.")
+    parallel: int = Field(4, ge=1, le=64, description="Parts that are read at the same time; each beside the first waits for a slot as any request.")
+    answer_tokens: int = Field(160, ge=1, description="Most tokens that the model may say of a part.")
+    keep: int = Field(6, ge=1, le=50, description="How many parts' findings go into the prompt: the most relevant, in the order of the document.")
+    budget_s: float = Field(60.0, gt=0, allow_inf_nan=False, description="Seconds that all parts may take; what is not read by then is left out.")
+    model: str = Field("", description="The model that reads the parts; empty: the capability's own.")
+    ask: str = Field(
+        "The user sends a part of a longer document, and a question. Write down, briefly and in the words of the document, what in this part helps "
+        "to answer the question. If nothing in it helps, write NONE.",
+        description="What the model is told to do with a part.",
+    )
+
+
 class GenerationSettings(Section):
     """`[generation]`: how an answer is told."""
 

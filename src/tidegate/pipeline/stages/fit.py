@@ -7,6 +7,7 @@ import secrets
 from typing import Any
 
 from tidegate.core.ask import Ask, EngineCall
+from tidegate.core.chunk import Usage
 from tidegate.core.errors import ContextTooLong, SettingsError, TidegateError
 from tidegate.core.ports import Counted, Engine, Stage, TokenCounter
 from tidegate.pipeline.aside import Summariser
@@ -203,6 +204,7 @@ class _Fitting:
 
     async def _summariser_says(self, text: str, tokens: int, facts: dict[str, Any]) -> str:
         summary = await self._summariser.of(text, tokens)
+        self._ask.spend_aside(Usage(summary.prompt_tokens, summary.completion_tokens))
         facts |= {"summary_model": summary.model, "summary_prompt_tokens": summary.prompt_tokens, "summary_tokens": summary.completion_tokens}
         return summary.text
 

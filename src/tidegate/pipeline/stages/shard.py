@@ -1,0 +1,236 @@
+"""Reads a long document in parts at the same time: each part is asked for what helps, and the best of what was found goes into the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tidegate.admission.gate import Gate, Place
+from tidegate.core.ask import Ask, EngineCall, Passage
+from tidegate.core.chunk import Usage
+from tidegate.core.errors import Busy, ContextTooLong, DeadlineExceeded, SettingsError, TidegateError
+from tidegate.core.flight import Flight
+from tidegate.core.ports import Engine, How, Stage, TokenCounter
+from tidegate.pipeline.capability import Capability
+from tidegate.pipeline.cut_text import shards
+from tidegate.pipeline.parts import Engines, Parts
+from tidegate.pipeline.relevance import relevance
+from tidegate.pipeline.settings import ShardSettings
+
+#: What the caller is told under this name, and in the header x-tidegate-shards.
+SHARDS = "shards"
+#: Tokens that a template puts around the two messages of a part, at most about.
+_AROUND = 64
+#: How much a part's own words count for its relevance; the rest is what the model found in it.
+_OWN = 0.75
+#: What a model says that found nothing, without its punctuation.
+_NOTHING = frozenset({"", "none", "nothing", "n/a", "no", "无", "没有"})
+
+
+@dataclass(slots=True)
+class _Part:
+    """One part of the document, and what was found in it (None: nobody answered)."""
+
+    text: str
+    tokens: int
+    found: str | None = None
+
+
+class ShardStage:
+    """A field's text in parts, what was found in them as passages: the most relevant, in the order of the document.
+
+    One part at a time is read in the request's own place; those beside it wait for a slot of their own as any request does, so that a long document
+    takes nobody's turn. Notes `sharded`. Cancelling it cancels all calls.
+    """
+
+    name = "shard"
+
+    def __init__(self, engines: Engines, counter: TokenCounter, settings: ShardSettings, model: str, gate: Gate | None = None) -> None:
+        self._engines = engines
+        self._counter = counter
+        self._settings = settings
+        self._model = model
+        self._gate = gate
+
+    async def __call__(self, ask: Ask) -> None:
+        try:
+            await self._shard(ask)
+        finally:
+            ask.flight.lap("shard")
+
+    async def _shard(self, ask: Ask) -> None:
+        settings = self._settings
+        text = str(ask.input.get(settings.field) or "")
+        question = str(ask.input.get(settings.question) or "") if settings.question else ""
+        engine, own = self._engines.find(None if self._model == "default" else self._model)
+        how: list[How] = ["engine"]
+
+        async def count(texts: Sequence[str]) -> list[int]:
+            counts, how[0] = await self._counter.texts(engine, texts)
+            return counts
+
+        around = sum(await count([settings.ask, question])) + _AROUND + settings.answer_tokens
+        context = await self._counter.context(engine, own)
+        size = min(settings.tokens, context - around) if context else settings.tokens
+        if size < 1:
+            raise ContextTooLong(f"The question leaves no room for the document in the model's {context} tokens.", hint="Ask a shorter one.")
+        texts = await shards(text, size, count)
+        if len(texts) > settings.most:
+            raise ContextTooLong(
+                f"`{settings.field}` has {len(texts)} parts of {size} tokens, more than {settings.most}.", hint="Send less.", param=settings.field
+            )
+        parts = [_Part(one, tokens) for one, tokens in zip(texts, await count(texts) if texts else [], strict=True)]
+        reading = _Reading(self, ask, engine, own, question, parts)
+        if len(parts) == 1:
+            parts[0].found = parts[0].text  # it fits: the prompt has the document itself
+        elif parts:
+            await reading.run()
+        self._merge(ask, question, parts, reading.usage, how[0])
+
+    def _merge(self, ask: Ask, question: str, parts: list[_Part], usage: Usage, how: How) -> None:
+        found = [(number, part) for number, part in enumerate(parts, 1) if part.found is not None and _says_something(part.found)]
+        scores = [1.0] * len(found)
+        if question:  # the part's own words count most: a weak model finds the question's words anywhere
+            own, said = relevance(question, [part.text for _, part in found]), relevance(question, [part.found or "" for _, part in found])
+            scores = [_OWN * one + (1 - _OWN) * other for one, other in zip(own, said, strict=True)]
+        best = sorted(range(len(found)), key=lambda at: (-scores[at], at))[: self._settings.keep]
+        ask.passages = [
+            Passage(
+                f"{self._settings.field}-{found[at][0]}", self._settings.field, f"part {found[at][0]} of {len(parts)}", found[at][1].found or "",
+                round(scores[at], 4),
+            )
+            for at in sorted(best)
+        ]
+        ask.flight.passage_ids = [passage.id for passage in ask.passages]
+        unanswered = sum(part.found is None for part in parts)
+        facts: dict[str, Any] = {
+            "parts": len(parts), "kept": len(ask.passages), "unanswered": unanswered, "tokens": sum(part.tokens for part in parts), "counted": how,
+        }
+        ask.flight.decide(
+            "sharded", **facts, scores=[passage.score for passage in ask.passages], prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
+        if usage.total_tokens:
+            ask.spend_aside(usage)
+        ask.note(SHARDS, facts)
+
+
+class _Reading:
+    """The parts of one document on their way through an engine."""
+
+    def __init__(self, stage: ShardStage, ask: Ask, engine: Engine, model: str, question: str, parts: list[_Part]) -> None:
+        self._settings = stage._settings
+        self._gate = stage._gate
+        self._lane = stage._model
+        self._ask = ask
+        self._engine = engine
+        self._model = model
+        self._question = question
+        self._parts = parts
+        self._waiting = deque(parts)
+        self._queued: set[asyncio.Task[None]] = set()
+        self._error: TidegateError | None = None
+        self.usage = Usage()
+
+    async def run(self) -> None:
+        """Returns when all parts are read or the time is up. Raises what the engine raised where no part was answered at all."""
+        seconds = self._settings.budget_s
+        try:
+            async with asyncio.timeout(min(seconds, self._ask.deadline.left_s())) as scope, asyncio.TaskGroup() as group:
+                group.create_task(self._read_on(None))
+                for _ in range(min(self._settings.parallel, len(self._parts)) - 1):
+                    group.create_task(self._read_beside())
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        if all(part.found is None for part in self._parts):
+            raise self._error or DeadlineExceeded(
+                f"No part of `{self._settings.field}` was read within {seconds:g} s.", hint="Raise shard.budget_s.", stage="shard"
+            )
+
+    async def _read_on(self, place: Place | None) -> None:
+        """Part after part in the request's own place, or one part in another."""
+        while self._waiting:
+            part = self._waiting.popleft()
+            if not self._waiting:
+                for task in self._queued:  # nothing is left for those that wait for a slot
+                    task.cancel()
+            await self._read(part)
+            if place is not None:
+                return
+
+    async def _read_beside(self) -> None:
+        """Parts in places of their own. Where there is no room the others read them."""
+        while self._waiting:
+            tokens = self._waiting[0].tokens
+            try:
+                place = self._enter(tokens)
+            except (Busy, DeadlineExceeded):
+                return
+            try:
+                if place is not None and place.waits:
+                    await self._turn(place)
+                if place is None or place.error is None:
+                    await self._read_on(place)
+                else:
+                    return
+            finally:
+                if place is not None and place.counts:
+                    place.leave(tokens)
+
+    def _enter(self, tokens: int) -> Place | None:
+        if self._gate is None:
+            return None
+        ask = self._ask
+        return self._gate.enter(
+            self._lane, ask.caller, prompt_tokens=tokens, answer_tokens=self._settings.answer_tokens, capability=ask.capability,
+            deadline_ns=ask.deadline.at_ns,
+        )  # fmt: skip
+
+    async def _turn(self, place: Place) -> None:
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place.on_turn = partial(_wake, woken)
+        task = asyncio.current_task()
+        assert task is not None
+        self._queued.add(task)
+        try:
+            await woken
+        finally:
+            self._queued.discard(task)
+
+    async def _read(self, part: _Part) -> None:
+        settings = self._settings
+        asked = f"{part.text}\n\n{self._question}".strip()
+        body = {
+            "messages": [{"role": "system", "content": settings.ask}, {"role": "user", "content": asked}],
+            "max_tokens": settings.answer_tokens, "temperature": 0,
+        }  # fmt: skip
+        try:
+            # A flight of its own: laps of several calls at once have no order.
+            answer = await self._engine.whole(EngineCall("chat", self._model, body), Flight("/shard"))
+        except TidegateError as error:
+            self._error = error
+            return
+        part.found = answer.text.strip()
+        self.usage = self.usage.plus(answer.usage)
+
+
+def _says_something(found: str) -> bool:
+    return found.strip(" .!。:-*\"'\n").casefold() not in _NOTHING
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
+
+
+def build(capability: Capability, parts: Parts) -> Stage:
+    """Raises SettingsError where nobody counts tokens."""
+    if parts.counter is None:
+        raise SettingsError(f"The capability {capability.path} reads in parts, but nobody counts tokens.", hint="Remove the stage `shard`.")
+    settings = capability.manifest.shard
+    return ShardStage(parts.engines, parts.counter, settings, settings.model or capability.manifest.model, parts.gate)
