@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.api.conftest import House, start_gateway, stop, until, url_of
+from tests.stores.valkey_server import ValkeyServer
 
 SHORT = {"messages": [{"role": "user", "content": "##n=3##"}]}
 LONG = {"messages": [{"role": "user", "content": "##t=20000,n=3##"}]}
@@ -71,3 +75,67 @@ def test_health_tells_what_limits_are_counted_in(house: House, served: tuple[sub
     ask(url, house.keys["two"], SHORT)
     until(lambda: httpx.get(url + "/health").json()["limits"]["subjects"] >= 1, "a subject in the count")
     assert httpx.get(url + "/health").json()["limits"]["most_subjects"] == 131_072
+
+
+# -- two gateways and a Valkey server
+
+LIMITED = {"TIDEGATE_LIMITS__EACH_TENANT": "{requests_per_minute = 60}", "TIDEGATE_LIMITS__WHEN_LOST": "share", "TIDEGATE_VALKEY__TIMEOUT_S": "5"}
+
+
+@pytest.fixture
+def valkey() -> Iterator[ValkeyServer]:
+    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
+        one = ValkeyServer(Path(folder))
+        one.start()
+        yield one
+        one.stop()
+
+
+@pytest.fixture
+def two(house: House, postgres_dsn: str, tmp_path: Path, valkey: ValkeyServer) -> Iterator[list[str]]:
+    """The addresses of two gateways, the first with two workers."""
+    with contextlib.ExitStack() as stack:
+        running = []
+        for name, workers in (("one", "2"), ("other", "1")):
+            more = {**LIMITED, "TIDEGATE_VALKEY__URL": valkey.url, "TIDEGATE_SERVER__WORKERS": workers}
+            process = start_gateway(tmp_path / name, postgres_dsn, house.engine, **more)
+            stack.callback(stop, process)
+            running.append((tmp_path / name, process))
+        yield [url_of(data, process) for data, process in running]
+
+
+def limits_of(url: str) -> dict[str, object]:
+    found: dict[str, object] = httpx.get(url + "/health").json()["limits"]
+    return found
+
+
+def test_gateways_share_a_tenants_limit(house: House, two: list[str]) -> None:
+    """60 requests a minute are 60 and what refills meanwhile, over three workers of two gateways."""
+    assert [limits_of(url)["shared"] for url in two] == [True, True]
+    began_ns = time.perf_counter_ns()
+    statuses = [ask(two[turn % 2], house.keys["other"], SHORT).status_code for turn in range(110)]
+    took_s = (time.perf_counter_ns() - began_ns) / 1e9
+    assert set(statuses) == {200, 429}
+    # A machine may hold its last lease, an eighth of the limit, for a moment longer than these requests take.
+    assert 50 <= statuses.count(200) <= 60 + took_s + 1
+
+
+def test_a_gateway_that_lost_the_server_says_so_everywhere(house: House, two: list[str], valkey: ValkeyServer) -> None:
+    """It answers on, with its share; /health, the page's figures and the metrics tell; and it finds the server again."""
+    url = two[1]
+    assert ask(url, house.keys["other"], SHORT).status_code == 200
+    valkey.stop()
+    until(lambda: limits_of(url)["shared"] is False, "the loss")
+    statuses = [ask(url, house.keys["other"], SHORT).status_code for _ in range(50)]
+    assert 429 in statuses  # half of 60
+    assert statuses[:10] == [200] * 10
+    health = httpx.get(url + "/health").json()
+    assert health["status"] == "degraded"
+    assert any("limits that all machines share cannot be reached" in why and "its own share" in why for why in health["why"])
+    metrics = httpx.get(url + "/metrics", headers={"authorization": f"Bearer {house.keys['admin']}"}).text
+    assert 'tidegate_limits_shared{by="valkey"} 0.0' in metrics
+    [counted] = [line for line in metrics.splitlines() if line.startswith("tidegate_limits_fallbacks_total ")]
+    assert float(counted.split()[1]) >= 40
+    valkey.start()
+    until(lambda: limits_of(url)["shared"] is True, "the way back")
+    until(lambda: not any("machines share" in why for why in httpx.get(url + "/health").json()["why"]), "a health without it")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.stores.valkey_server import ValkeyServer, free_port
@@ -187,6 +188,17 @@ def test_whatever_machines_lease_and_give_back_the_sum_is_the_limit(
         await store.close()
 
     asyncio.run(walk())
+
+
+def test_it_works_on_the_gateways_event_loop(server: ValkeyServer) -> None:
+    """uvloop, over TCP and over a socket file alike."""
+
+    async def lease() -> None:
+        store = Valkey(ValkeySettings(url=server.url, timeout_s=5, prefix="uvloop:"))
+        assert (await ask(store, rate(need=3))).rates[0].left == 97
+        await store.close()
+
+    uvloop.run(lease())
 
 
 # -- when it is not there
