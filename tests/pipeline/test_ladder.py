@@ -106,9 +106,11 @@ class FakeEngine:
         self.models: tuple[str, ...] = (name,)
         self.says, self.fails, self.breaks, self.hangs = says or [], fails, breaks, hangs
         self.calls: list[EngineCall] = []
+        self.takes_s = 0.0
 
     async def start(self, call: EngineCall, flight: Flight) -> Stream:
         self.calls.append(call)
+        await asyncio.sleep(self.takes_s)
         if self.fails is not None:
             raise self.fails
         return Stream(self)
@@ -391,7 +393,9 @@ async def test_a_cut_that_nobody_saw_steps_down(tmp_path: Path) -> None:
 async def test_each_rung_has_its_share_of_the_time(tmp_path: Path) -> None:
     """An engine that hangs takes its share, not the time of the rungs below it."""
     manifest = MANIFEST.replace("total_s = 30.0", "total_s = 1.0\nfull_share = 0.3")
-    bench = Bench(write(tmp_path, manifest), FakeEngine("large", hangs=True), FakeEngine("small", ["Small."]))
+    small = FakeEngine("small", ["Small."])
+    small.takes_s = 0.05  # which would be gone
+    bench = Bench(write(tmp_path, manifest), FakeEngine("large", hangs=True), small)
     ask = await bench.run()
     assert rung(ask) == "small_model"
     assert ask.landing is not None
