@@ -12,12 +12,13 @@ from tidegate.admission.queue import LOOK_AT, Flow, Item, Queue
 _MANY = st.lists(st.integers(1, 50), min_size=40, max_size=80)
 
 
-def item(queue: Queue, tenant: str, work_ns: int, *, at_ns: int = 0, weight: float = 1.0, aging: float = 1.0) -> Item:
-    """One that waits since `at_ns`."""
+def item(queue: Queue, tenant: str, work: int, *, at_ns: int = 0, weight: float = 1.0, aging: float = 1.0) -> Item:
+    """One that waits since `at_ns`; it costs `work` and takes twice as many nanoseconds."""
     made = Item()
     made.flow = queue.flow(("standard", tenant), weight)
-    made.work_ns = work_ns
-    made.order = work_ns + int(aging * at_ns)
+    made.cost = float(work)
+    made.slot_ns = 2 * work
+    made.order = work + int(aging * at_ns)
     queue.push(made)
     return made
 
@@ -63,11 +64,11 @@ def test_flows_that_wait_share_by_weight(works_a: list[int], works_b: list[int],
     for work in works_b:
         item(queue, "b", work)
     a, b = queue.flows["standard", "a"], queue.flows["standard", "b"]
-    got = {a: 0, b: 0}
+    got = {a: 0.0, b: 0.0}
     while a.items and b.items:
         one = queue.pop()
         assert one is not None
-        got[one.flow] += one.work_ns
+        got[one.flow] += one.cost
         assert abs(got[a] / weight - got[b]) <= max(works_a) / weight + max(works_b) + 1e-6
 
 
@@ -104,7 +105,7 @@ def test_what_was_predicted_too_short_is_charged_later() -> None:
         one = queue.pop()
         assert one is not None
         work[one.flow.key[1]] += 10
-        queue.settle(one.flow, 10 - one.work_ns)
+        queue.settle(one.flow, 10 - one.cost)
     assert abs(work["liar"] - work["honest"]) <= 20
 
 
@@ -140,12 +141,12 @@ def test_leaving_and_coming_leaves_nothing_behind() -> None:
 
 
 def test_many_flows_are_told_from_a_few() -> None:
-    """With a thousand tenants that wait, the work before a newcomer is still near the truth: half of each, where each waits twice what it waits."""
+    """With hundreds of tenants that wait, the time before a newcomer is still near the truth: half of each, where each waits for twice as much."""
     queue = Queue()
     for n in range(50 * LOOK_AT):
         item(queue, f"t{n}", 20)
     newcomer = queue.flow(("standard", "new"), 1.0)
-    assert queue.rivals_ns(newcomer, 10, booked=0.0) == pytest.approx(50 * LOOK_AT * 10)
+    assert queue.rivals_ns(newcomer, 10)[0] == pytest.approx(50 * LOOK_AT * 20)
 
 
 def test_rivals_get_no_more_than_they_wait_for() -> None:
@@ -154,7 +155,18 @@ def test_rivals_get_no_more_than_they_wait_for() -> None:
     item(queue, "small", 5)
     item(queue, "heavy", 500, weight=2.0)
     flow = queue.flow(("standard", "own"), 1.0)
-    assert queue.rivals_ns(flow, 100, booked=0.0) == pytest.approx(5 + 200)
+    assert queue.rivals_ns(flow, 100) == (pytest.approx(10 + 400), pytest.approx(10 + 400))
+
+
+def test_what_is_booked_for_soon_counts_beside_what_waits() -> None:
+    """The second figure holds the rivals' booked places that are due soon, by the share of them that are claimed, up to their share of the slots."""
+    queue = Queue()
+    item(queue, "rival", 5)
+    rival, flow = queue.flows["standard", "rival"], queue.flow(("standard", "own"), 1.0)
+    queue.booked(rival, 80)
+    queue.due_soon(rival, 40.0, 80)
+    assert queue.rivals_ns(flow, 100, 0.5) == (pytest.approx(10), pytest.approx(10 + 40))
+    assert queue.rivals_ns(flow, 10, 0.5)[1] == pytest.approx((10 + 40) * 10 / 25)
 
 
 class Machine(RuleBasedStateMachine):
@@ -195,7 +207,7 @@ class Machine(RuleBasedStateMachine):
     @rule(more=st.integers(-1000, 3000))
     def settle(self, more: int) -> None:
         one = self.running.pop(0)
-        self.queue.settle(one.flow, max(-one.work_ns, more))
+        self.queue.settle(one.flow, max(-one.cost, more))
 
     @rule()
     def forget(self) -> None:
@@ -205,18 +217,19 @@ class Machine(RuleBasedStateMachine):
     def nothing_is_lost_or_doubled(self) -> None:
         queue = self.queue
         assert queue.waiting == len(self.waiting)
-        assert queue.work_ns == sum(one.work_ns for one in self.waiting)
+        assert queue.waiting_ns == sum(one.slot_ns for one in self.waiting)
         flows: set[Flow] = {one.flow for one in self.waiting}
         assert set(queue.busy.values()) == flows
         for flow in flows:
             own = sorted((one for one in self.waiting if one.flow is flow), key=lambda one: (one.order, one.number))
             assert [entry[2] for entry in flow.items] == own
-            assert flow.works == [one.work_ns for one in own]
-            assert flow.waiting_ns == sum(flow.works)
+            assert flow.times == [one.slot_ns for one in own]
+            assert flow.costs == [one.cost for one in own]
+            assert (flow.waiting_ns, flow.waiting_cost) == (sum(flow.times), sum(flow.costs))
             assert flow.start >= queue.virtual
             for at, one in enumerate(own):
                 if at == 0 or own[at - 1].order < one.order:
-                    assert queue.ahead_ns(flow, one.order - 1) == sum(flow.works[:at])
+                    assert queue.ahead(flow, one.order - 1) == (sum(flow.times[:at]), sum(flow.costs[:at]))
 
     def teardown(self) -> None:
         rest = served(self.queue)

@@ -22,17 +22,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tidegate.admission.bookings import Bookings
-from tidegate.admission.forecast import LengthClass, ServiceTimes, bounded_ns, guess_ns, left_ns, wait_ns
+from tidegate.admission.forecast import MOST_NS, LengthClass, ServiceTimes, bounded_ns, cost_of, left_ns, wait_ns
 from tidegate.admission.queue import Flow, FlowKey, Item, Queue
 from tidegate.admission.settings import AdmissionSettings, ClassSettings
 from tidegate.core.ask import Caller
 from tidegate.core.errors import Busy, DeadlineExceeded, SettingsError, TidegateError
 
 STANDARD = "standard"
-#: What is left of the running is summed up anew after so long; meanwhile only what begins and ends is counted.
-_LEFT_KEPT_NS = 10_000_000
-#: Booked places use this share of the slots: at the whole of it the least surprise would make all later ones wait.
-_BOOKED_LOAD = 0.95
+#: Booked places are served by what newcomers leave of the slots, at least and at most by these shares: at the whole of it the least surprise would
+#: make all later ones wait. What newcomers take is measured over about this time.
+_BOOKED_LEAST, _BOOKED_MOST = 0.5, 0.9
+_NEWCOMERS_NS = 30_000_000_000
+#: Who would have a slot within this share of the bound is near its turn.
+_NEAR = 0.25
 #: Places looked at, from a flow's last, for one that may be given up.
 _LOOK_BACK = 8
 _WAITS, _RUNS, _LEFT, _REFUSED = range(4)
@@ -42,17 +44,22 @@ class Place(Item):
     """A request's place. `forecast_ns`: the wait that was forecast; `waited_ns`: what it was; `ahead`: how many waited when it came."""
 
     __slots__ = (
-        "_guess_ns", "_lane", "_length_class", "_state", "ahead", "booked", "deadline_ns", "entered_ns", "error", "forecast_ns", "on_turn",
-        "started_ns", "who",
+        "_lane", "_length_class", "_prompt_tokens", "_state", "_took_last", "ahead", "booked", "deadline_ns", "entered_ns", "error", "forecast_ns",
+        "on_turn", "request", "started_ns", "who",
     )
 
-    def __init__(self, lane: Lane, flow: Flow, who: str, length_class: LengthClass, guess: int, now_ns: int, deadline_ns: int) -> None:
+    who: str
+    request: str
+    _took_last: bool
+
+    def __init__(self, lane: Lane, flow: Flow, length_class: LengthClass, prompt_tokens: int, cost: float, now_ns: int, deadline_ns: int) -> None:
         self._lane = lane
         self.flow = flow
-        self.who = who
         self._length_class = length_class
-        self._guess_ns = guess
-        self.work_ns = bounded_ns(length_class.factor * guess)
+        self._prompt_tokens = prompt_tokens
+        self.cost = cost
+        slot_ns = cost * lane.times.pace_ns
+        self.slot_ns = int(slot_ns) if 1000.0 <= slot_ns < MOST_NS else bounded_ns(slot_ns)
         self.entered_ns = self.started_ns = now_ns
         self.deadline_ns = deadline_ns
         self._state = _WAITS
@@ -76,14 +83,15 @@ class Place(Item):
         """How long it waited for its slot."""
         return self.started_ns - self.entered_ns
 
-    def leave(self, tokens: int = 0) -> None:
+    def leave(self, tokens: int = 0, answer_tokens: int | None = None) -> None:
         """The request is over, or its client left: free the slot, or the place in the queue. A second call does nothing.
 
-        `tokens`: of prompt and answer, as they were in the end; 0 where nothing ran, whose time says nothing about service times.
+        `tokens`: of prompt and answer, as they were in the end; 0 where nothing ran, whose time says nothing about slot times. `answer_tokens`: those
+        of the answer; None: all but those that were told of the prompt.
         """
         state, self._state = self._state, _LEFT
         if state == _RUNS:
-            self._lane._free(self, tokens)
+            self._lane._free(self, tokens, answer_tokens)
         elif state == _WAITS:
             self._lane._gone(self)
 
@@ -94,7 +102,7 @@ class _Free(Place):
     __slots__ = ()
 
     def __init__(self) -> None:
-        self.forecast_ns = self.entered_ns = self.started_ns = self.ahead = self.work_ns = 0
+        self.forecast_ns = self.entered_ns = self.started_ns = self.ahead = self.slot_ns = 0
         self._state = _RUNS
         self.booked = False
         self.on_turn = self.error = None
@@ -103,7 +111,7 @@ class _Free(Place):
     def counts(self) -> bool:
         return False
 
-    def leave(self, tokens: int = 0) -> None:
+    def leave(self, tokens: int = 0, answer_tokens: int | None = None) -> None:
         """Nothing to free."""
 
 
@@ -124,9 +132,10 @@ class Lane:
         self._most_waiting = settings.queue
         self._aging = settings.aging
         self._clock_ns = clock_ns
-        self._runs: set[Place] = set()
-        self._predicted_ns = 0  # of all that run
-        self._left_ns = self._left_at_ns = 0
+        self._predicted_ns = self._started_ns = 0  # of all that run: their slot times, and the instants at which they began
+        self._looked_ns = 0  # when places that wait were last looked at, whether they can still be served in time
+        self._newcomers_ns, self._newcomers_since_ns = 0, clock_ns()  # slot time of those that began without a booking, and since when
+        self._full_ns = 0  # when a slot was freed last, if requests have waited since then
         #: Since the start: places that ran, that waited before, that were refused, that were given up while they waited.
         self.entered = self.waited = self.refused = self.given_up = 0
         #: How far forecasts were off, as a mean over the newest, in nanoseconds.
@@ -135,10 +144,12 @@ class Lane:
     # -- in
 
     def enter(
-        self, key: FlowKey, weight: float, who: str, prompt_tokens: int, answer_tokens: int = 0, *, sort: str = "", deadline_ns: int = 0
+        self, key: FlowKey, weight: float, who: str, prompt_tokens: int, answer_tokens: int = 0, *, sort: str = "", request: str = "",
+        deadline_ns: int = 0,
     ) -> Place:
-        """A place that runs or waits. `who`: for whom a place is booked where this one is refused; `sort`: what kind of request it is, for its length
-        class; `deadline_ns`: by this clock, 0 for none.
+        """A place that runs or waits. `who`: the key for which a place is booked where this one is refused, and `request` what is the same where the
+        very request comes back; `sort`: what kind it is, for its length class; `answer_tokens`: the most that may be answered, 0 where that is
+        not said; `deadline_ns`: by this clock, 0 for none.
 
         Raises Busy where the wait would be too long, for the bound or for the deadline; DeadlineExceeded where that has passed.
         """
@@ -147,33 +158,35 @@ class Lane:
         now_ns = self._clock_ns()
         if deadline_ns and deadline_ns <= now_ns:
             raise _too_late()
-        queue = self.queue
         length_class = self.times.length_class(sort, prompt_tokens, answer_tokens)
-        place = Place(self, queue.flow(key, weight), who, length_class, guess_ns(prompt_tokens, answer_tokens), now_ns, deadline_ns)
+        answer = length_class.answer
+        cost = cost_of(prompt_tokens, answer if answer < answer_tokens or answer_tokens <= 0 else answer_tokens)
+        queue = self.queue
+        place = Place(self, queue.flow(key, weight), length_class, prompt_tokens, cost, now_ns, deadline_ns)
         if self.running < self.slots and not self.bookings.count:  # where a slot is free nothing waits
-            queue.charge(place.flow, place.work_ns)
+            queue.charge(place.flow, cost)
             self._start(place, now_ns)
             return place
+        place.who, place.request = who, request
         return self._enter_full(place, now_ns)
 
     def _enter_full(self, place: Place, now_ns: int) -> Place:
         """All slots are taken, or places are booked."""
         queue, bookings, flow = self.queue, self.bookings, place.flow
-        order = place.work_ns + int(self._aging * now_ns)
+        order = int(place.cost * self.times.pace_ns + self._aging * now_ns)
         if bookings.count:
             bookings.look(now_ns)
-            if (booking := bookings.claim(place.who, now_ns)) is not None:
+            if (booking := bookings.claim(place.who, place.request, now_ns)) is not None:
                 place.booked = True
                 order = int(self._aging * min(booking.due_ns, now_ns))  # booked places among each other: by their instant
             if self.running < self.slots:
-                queue.charge(flow, place.work_ns)
+                queue.charge(flow, place.cost)
                 self._start(place, now_ns)
                 return place
         place.order = order
         place.ahead = queue.waiting
-        ahead = queue.ahead_ns(flow, order)
-        place.forecast_ns = self._forecast_ns(place, ahead, now_ns)
-        if not place.booked and self._with_booked_ns(place, ahead, now_ns) > self._may_wait_ns(place, now_ns):
+        place.forecast_ns, with_booked_ns = self._forecast_ns(place, queue.ahead(flow, order), now_ns)
+        if not place.booked and with_booked_ns > self.times.doubt * self._may_wait_ns(place, now_ns):
             self.refused += 1
             raise self._busy(place, now_ns)
         if queue.waiting >= self._most_waiting and not self._make_room(place, now_ns):
@@ -190,22 +203,36 @@ class Lane:
 
     # -- out
 
-    def _free(self, place: Place, tokens: int) -> None:
+    def _free(self, place: Place, tokens: int, answer_tokens: int | None) -> None:
         now_ns = self._clock_ns()
         took_ns = bounded_ns(now_ns - place.started_ns)
         self.running -= 1
-        self._runs.discard(place)
-        self._predicted_ns -= place.work_ns
-        self._left_ns -= left_ns(place.work_ns, took_ns)
+        self._predicted_ns -= place.slot_ns
+        self._started_ns -= place.started_ns
         flow, queue = place.flow, self.queue
         flow.running -= 1
-        if tokens > 0:
-            place._length_class.learn(took_ns / place._guess_ns)
-        queue.settle(flow, took_ns - place.work_ns)
+        self._learn(place, tokens, answer_tokens, took_ns, now_ns)
         if queue.waiting:
             self._dispatch(now_ns)
+            if flow.items and not 0 <= now_ns - self._looked_ns < self._bound_ns >> 5:
+                self._looked_ns = now_ns
+                self._give_up_last(flow, now_ns)
         elif not self.running:
             queue.idle()
+
+    def _learn(self, place: Place, tokens: int, answer_tokens: int | None, took_ns: int, now_ns: int) -> None:
+        """What the request says about the next ones, and what it is charged for in the end."""
+        queue = self.queue
+        full_ns, self._full_ns = self._full_ns, now_ns if queue.waiting else 0
+        if tokens <= 0:
+            queue.settle(place.flow, -place.cost)
+            return
+        if answer_tokens is None:
+            answer_tokens = max(0, tokens - place._prompt_tokens)
+        cost = cost_of(tokens - answer_tokens, answer_tokens)
+        full_ns = max(0, now_ns - full_ns) * self.slots if full_ns else 0
+        self.times.learn(place._length_class, answer_tokens, cost, took_ns, full_ns, place._took_last)
+        queue.settle(place.flow, cost - place.cost)
 
     def _gone(self, place: Place) -> None:
         self.queue.remove(place)
@@ -223,7 +250,7 @@ class Lane:
             place = queue.pop()
             assert isinstance(place, Place), "what waits is a place"
             if place.deadline_ns and place.deadline_ns <= now_ns:
-                queue.settle(place.flow, -place.work_ns)
+                queue.settle(place.flow, -place.cost)
                 self._refuse(place, _too_late())
                 continue
             self.waited += 1
@@ -237,10 +264,12 @@ class Lane:
         place.started_ns = now_ns
         place.flow.running += 1
         self.running += 1
+        place._took_last = self.running >= self.slots
+        if not place.booked:
+            self._newcomers_ns += place.slot_ns
         self.entered += 1
-        self._runs.add(place)
-        self._predicted_ns += place.work_ns
-        self._left_ns += place.work_ns
+        self._predicted_ns += place.slot_ns
+        self._started_ns += now_ns
 
     # -- forecasts
 
@@ -248,35 +277,27 @@ class Lane:
         """What a newcomer would wait behind all that waits."""
         if not self.slots or self.running < self.slots:
             return 0
-        return wait_ns(self.slots, self.running, self._predicted_ns / self.running, self._left(self._clock_ns()), self.queue.work_ns)
+        return wait_ns(self.slots, self.running, self._predicted_ns / self.running, self._left(self._clock_ns()), self.queue.waiting_ns)
 
-    def _forecast_ns(self, place: Place, ahead: float, now_ns: int) -> int:
-        """The wait of a place behind `ahead` nanoseconds of its flow's own work."""
-        flow, slots = place.flow, self.slots
-        ahead += self.queue.rivals_ns(flow, ahead, booked=0.0)
-        wait = wait_ns(slots, self.running, self._predicted_ns / self.running, self._left(now_ns), ahead)
-        soon_ns = self.queue.soon_ns
-        if not soon_ns or place.booked:
-            return wait
-        # Booked places that become due while it waits come before it, as long as its own work has not aged away: a part of the slots is theirs.
-        part = min(0.99, self.bookings.claimed * soon_ns / (slots * self._bound_ns))
-        return int(min(wait / (1.0 - part), wait + part * place.work_ns / self._aging))
-
-    def _with_booked_ns(self, place: Place, ahead: float, now_ns: int) -> int:
-        """The wait of a place if all that is booked for soon came before it: a newcomer is admitted only where those will not wait for it."""
-        if not self.queue.soon_ns:
-            return place.forecast_ns
+    def _forecast_ns(self, place: Place, ahead: tuple[int, float], now_ns: int) -> tuple[int, int]:
+        """The wait of a place behind this slot time and cost of its flow's own; and its wait if all that is booked for soon came before it. A
+        newcomer is admitted by the second, so that those who come back as told do not wait for it."""
+        flow, queue, slots, running = place.flow, self.queue, self.slots, self.running
+        left, mean_ns = self._left(now_ns), self._predicted_ns / running
+        if not queue.soon_ns or place.booked:
+            wait = wait_ns(slots, running, mean_ns, left, ahead[0] + queue.rivals_ns(flow, ahead[1])[0])
+            return wait, wait
         claimed = self.bookings.claimed
-        ahead += claimed * place.flow.soon_ns
-        ahead += self.queue.rivals_ns(place.flow, ahead, booked=claimed, soon=True)
-        return wait_ns(self.slots, self.running, self._predicted_ns / self.running, self._left(now_ns), ahead)
+        before, before_soon = queue.rivals_ns(flow, ahead[1], claimed)
+        wait = wait_ns(slots, running, mean_ns, left, ahead[0] + before)
+        # Booked places that become due while it waits come before it, as long as its own work has not aged away: a part of the slots is theirs.
+        part = min(0.99, claimed * queue.soon_ns / (slots * self._bound_ns))
+        forecast = int(min(wait / (1.0 - part), wait + part * place.slot_ns / self._aging))
+        return forecast, wait_ns(slots, running, mean_ns, left, ahead[0] + claimed * flow.soon_ns + before_soon)
 
     def _left(self, now_ns: int) -> int:
-        """Work of the running that is left."""
-        if now_ns - self._left_at_ns > _LEFT_KEPT_NS or now_ns < self._left_at_ns or self._left_ns < 0:
-            self._left_at_ns = now_ns
-            self._left_ns = sum(left_ns(place.work_ns, max(0, now_ns - place.started_ns)) for place in self._runs)
-        return self._left_ns
+        """Slot time of the running that is left."""
+        return left_ns(self._predicted_ns, self.running * now_ns - self._started_ns)
 
     # -- refusals
 
@@ -290,17 +311,23 @@ class Lane:
         if heaviest is own:
             better = place.order < last.order
         else:
-            better = (own.waiting_ns + place.work_ns) / own.weight <= heaviest.waiting_ns / heaviest.weight
+            better = (own.waiting_cost + place.cost) / own.weight <= heaviest.waiting_cost / heaviest.weight
         if better or place.booked:
             self._give_up(last, now_ns)
         return better or place.booked
 
     def _give_up_last(self, flow: Flow, now_ns: int) -> None:
-        """Shorter ones came before a flow's last place; where its wait has thereby grown over the bound, it is told so now, not later."""
-        if self._left(now_ns) + self.queue.work_ns <= self._bound_ns * self.slots:  # even the last of all will be served in time
+        """A flow's last places whose wait has grown over the bound, for shorter ones came before them or the engine became slower, are told so
+        now, not later. Who is near its turn stays."""
+        if self._left(now_ns) + self.queue.waiting_ns <= _NEAR * self._bound_ns * self.slots:  # even the last of all is near its turn
             return
-        last = _last(flow)
-        if last is not None and self._forecast_ns(last, flow.waiting_ns - last.work_ns, now_ns) > self._bound_ns:
+        for _ in range(_LOOK_BACK):
+            last = _last(flow)
+            if last is None:
+                return
+            wait, _ = self._forecast_ns(last, (flow.waiting_ns - last.slot_ns, flow.waiting_cost - last.cost), now_ns)
+            if wait <= max(self.times.doubt * (self._bound_ns - (now_ns - last.entered_ns)), _NEAR * self._bound_ns):
+                return
             self._give_up(last, now_ns)
 
     def _give_up(self, place: Place, now_ns: int) -> None:
@@ -317,18 +344,26 @@ class Lane:
 
     def _busy(self, place: Place, now_ns: int) -> Busy:
         """The refusal, with a place booked behind all that waits and is booked."""
-        flow, queue = place.flow, self.queue
-        ahead: float = flow.waiting_ns + flow.booked_ns
-        ahead += queue.rivals_ns(flow, ahead, booked=1.0)
-        wait = bounded_ns((self._left(now_ns) + ahead) / (self.slots * _BOOKED_LOAD))
-        booked = self.bookings.book(flow, place.who, place.work_ns, place.entered_ns, now_ns, now_ns + wait)
-        seconds = wait / 1e9
+        flow = place.flow
+        slots = self._booked_slots(now_ns) / self.times.doubt
+        wait = bounded_ns((self._left(now_ns) + self.queue.waiting_ns) / slots)
+        booked = self.bookings.book(flow, place.who, place.request, place.cost, place.slot_ns, now_ns, now_ns + wait, slots)
+        seconds = ((booked if isinstance(booked, int) else booked.due_ns) - now_ns) / 1e9
         return Busy(
             f"All {self.slots} slots of {self.name!r} are taken, and the wait would be about {place.forecast_ns / 1e9:.1f} s.",
-            hint=f"Come back in {seconds:.1f} s: a place is booked for this key then." if booked is not None else
-            f"Come back in {seconds:.1f} s; no more places can be booked (admission.bookings).",
+            hint=f"Come back in {seconds:.1f} s; no more places can be booked (admission.bookings)." if isinstance(booked, int) else
+            f"Come back in {seconds:.1f} s: a place is booked for this key then.",
             retry_after_s=seconds,
         )
+
+    def _booked_slots(self, now_ns: int) -> float:
+        """How many of the slots serve booked places: what newcomers leave of them, at least half."""
+        since_ns = now_ns - self._newcomers_since_ns
+        if since_ns > _NEWCOMERS_NS:  # the older half counts half
+            self._newcomers_ns >>= 1
+            self._newcomers_since_ns = now_ns - (since_ns >> 1 if since_ns < 2 * _NEWCOMERS_NS else _NEWCOMERS_NS)
+        left = 1.0 - self._newcomers_ns / (max(since_ns, 1_000_000_000) * self.slots)
+        return self.slots * min(_BOOKED_MOST, max(_BOOKED_LEAST, left))
 
     def figures(self) -> dict[str, Any]:
         """For /health."""
@@ -372,15 +407,17 @@ class Gate:
         return lane
 
     def enter(
-        self, model: str, caller: Caller, *, prompt_tokens: int, answer_tokens: int = 0, capability: str = "", deadline_ns: int = 0
+        self, model: str, caller: Caller, *, prompt_tokens: int, answer_tokens: int = 0, capability: str = "", request: str = "", deadline_ns: int = 0
     ) -> Place:
-        """A place in the model's lane; FREE where nothing bounds it. Raises as Lane.enter does."""
+        """A place in the model's lane; FREE where nothing bounds it. `request`: the same where the same request comes back, e.g. the digest of its
+        body. Raises as Lane.enter does."""
         lane = self.lanes.get(model)
         if lane is None or not lane.slots:
             return FREE
         name = self._class_of(caller, capability)
         return lane.enter(
-            (name, caller.tenant), self._weights[name], caller.key_id, prompt_tokens, answer_tokens, sort=capability, deadline_ns=deadline_ns
+            (name, caller.tenant), self._weights[name], caller.key_id, prompt_tokens, answer_tokens, sort=capability, request=request,
+            deadline_ns=deadline_ns,
         )
 
     def resize(self, model: str, slots: int) -> None:

@@ -2,12 +2,12 @@
 
 Between flows: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) for several servers, SFQ(D) (Jin, Chase and Kaur, SIGMETRICS 2004).
 A flow is a tenant in a class. When a flow begins to wait its start tag is the larger of the virtual time and its own last finish tag; the
-waiting flow with the smallest start tag is served; virtual time is the start tag last served; finish = start + work / weight. Work is predicted
-time of a slot, and corrected with the true time when the slot is free again, so that nobody gains by what was predicted wrongly.
+waiting flow with the smallest start tag is served; virtual time is the start tag last served; finish = start + cost / weight. The cost is predicted
+from tokens, and settled with the true tokens when the slot is free again, so that nobody gains by what was predicted wrongly.
 
-Inside a flow: dynamic priorities whose urgency grows alike for all (Jackson, Naval Research Logistics Quarterly 7, 1960). With work w, arrival t
-and aging a the order is that of w - a * (now - t); as `now` is the same for all, that is the order of w + a * t, which never changes while
-somebody waits. Whoever comes after t + w / a stands behind, so nobody starves; equal keys are first in, first out.
+Inside a flow: dynamic priorities whose urgency grows alike for all (Jackson, Naval Research Logistics Quarterly 7, 1960). With work w (the cost as
+time), arrival t and aging a the order is that of w - a * (now - t); as `now` is the same for all, that is the order of w + a * t, which never
+changes while somebody waits. Whoever comes after t + w / a stands behind, so nobody starves; equal keys are first in, first out.
 
 Pure: no clock of its own, no I/O.
 """
@@ -21,34 +21,40 @@ from itertools import islice
 FlowKey = tuple[str, str]
 
 #: Flows that are looked at one by one; of more it is these that stand for all, so that no number of tenants makes a request dear.
-LOOK_AT = 16
+LOOK_AT = 8
 #: Flows that are kept before those that virtual time has passed are forgotten.
 _MOST_FLOWS = 512
 
 
 class Flow:
-    """A tenant in a class. Tags are virtual nanoseconds; `waiting_ns` and `booked_ns` are work; `soon_ns` is the booked work that is due soon."""
+    """A tenant in a class. Tags are virtual cost. Of what waits, is booked, and is booked for `soon`: slot time in ns, and cost."""
 
-    __slots__ = ("booked_ns", "finish", "items", "key", "running", "soon_ns", "start", "version", "waiting_ns", "weight", "works")
+    __slots__ = (
+        "booked_ns", "costs", "debt", "finish", "items", "key", "running", "soon_cost", "soon_ns", "start", "times", "version", "waiting_cost",
+        "waiting_ns", "weight",
+    )  # fmt: skip
 
     def __init__(self, key: FlowKey, weight: float) -> None:
         self.key = key
         self.weight = weight
-        self.start = self.finish = 0.0
+        self.start = self.finish = self.debt = 0.0  # debt: settled costs that its next item is charged with
         self.version = 0  # 0: nothing waits; else the number of its entry in the heap, older entries are void
         self.items: list[tuple[int, int, Item]] = []  # (key, number, item), in order
-        self.works: list[int] = []  # the items' work, in the same order
+        self.times: list[int] = []  # the items' slot times, in the same order
+        self.costs: list[float] = []  # their costs
         self.waiting_ns = self.booked_ns = self.soon_ns = 0
+        self.waiting_cost = self.soon_cost = 0.0
         self.running = 0
 
 
 class Item:
-    """What waits: `work_ns` predicted nanoseconds of a slot; `order` is its key inside the flow and `number` its place among equals."""
+    """What waits: its predicted `cost` and `slot_ns`; `order` is its key inside the flow and `number` its place among equals."""
 
-    __slots__ = ("flow", "number", "order", "work_ns")
+    __slots__ = ("cost", "flow", "number", "order", "slot_ns")
 
     flow: Flow
-    work_ns: int
+    cost: float
+    slot_ns: int
     order: int
     number: int
 
@@ -61,7 +67,7 @@ class Queue:
         #: Flows with anything that waits or is booked.
         self.busy: dict[FlowKey, Flow] = {}
         self.waiting = 0
-        self.work_ns = self.booked_ns = self.soon_ns = 0  # of all flows: what waits, is booked, is booked for soon
+        self.waiting_ns = self.soon_ns = 0  # slot time of all flows: what waits, is booked for soon
         self.virtual = 0.0
         self._heap: list[tuple[float, int, Flow]] = []
         self._version = 0
@@ -84,15 +90,17 @@ class Queue:
     # -- in and out
 
     def push(self, item: Item) -> None:
-        """Let an item wait. It has its flow, work and order."""
+        """Let an item wait. It has its flow, cost, slot time and order."""
         flow = item.flow
         self._number += 1
         item.number = self._number
         at = bisect_right(flow.items, (item.order, item.number))
         flow.items.insert(at, (item.order, item.number, item))
-        flow.works.insert(at, item.work_ns)
-        flow.waiting_ns += item.work_ns
-        self.work_ns += item.work_ns
+        flow.times.insert(at, item.slot_ns)
+        flow.costs.insert(at, item.cost)
+        flow.waiting_ns += item.slot_ns
+        flow.waiting_cost += item.cost
+        self.waiting_ns += item.slot_ns
         self.waiting += 1
         if not flow.version:
             self.busy[flow.key] = flow
@@ -106,10 +114,15 @@ class Queue:
             if version != flow.version:
                 continue
             item = flow.items.pop(0)[2]
-            del flow.works[0]
+            del flow.times[0], flow.costs[0]
             self._left(flow, item)
-            self.virtual = flow.start
-            flow.finish = finish = flow.start + item.work_ns / flow.weight
+            self.virtual = start = flow.start
+            cost = item.cost + flow.debt
+            if cost < 0.0:
+                flow.debt, cost = cost, 0.0
+            else:
+                flow.debt = 0.0
+            flow.finish = finish = start + cost / flow.weight
             if finish > self._last_finish:
                 self._last_finish = finish
             if flow.items:
@@ -123,13 +136,13 @@ class Queue:
         at = bisect_right(flow.items, (item.order, item.number)) if flow.items else 0
         if at >= len(flow.items) or flow.items[at][2] is not item:
             raise KeyError("the item does not wait")
-        del flow.items[at], flow.works[at]
+        del flow.items[at], flow.times[at], flow.costs[at]
         self._left(flow, item)
 
-    def charge(self, flow: Flow, work_ns: int) -> None:
+    def charge(self, flow: Flow, cost: float) -> None:
         """Something of the flow is served at once, without having waited. Only where nothing waits."""
         self.virtual = start = self.tag(flow)
-        flow.finish = finish = start + work_ns / flow.weight
+        flow.finish = finish = start + cost / flow.weight
         if finish > self._last_finish:
             self._last_finish = finish
 
@@ -137,13 +150,14 @@ class Queue:
         """Nothing waits and nothing is served: virtual time goes on to the last finish tag, so that no flow owes for what harmed nobody."""
         self.virtual = max(self.virtual, self._last_finish)
 
-    def settle(self, flow: Flow, more_ns: int) -> None:
-        """What was charged took `more_ns` more, or less where negative."""
-        virtual = self.virtual
-        finish = flow.finish + more_ns / flow.weight
-        flow.finish = finish if finish > virtual else virtual
+    def settle(self, flow: Flow, more: float) -> None:
+        """What was charged cost so much more, or less where negative."""
         if flow.version:
-            self._enqueue(flow, max(virtual, flow.start + more_ns / flow.weight))
+            flow.debt += more
+            return
+        finish = flow.finish + (more + flow.debt) / flow.weight
+        flow.debt = 0.0
+        flow.finish = finish if finish > self.virtual else self.virtual
 
     # -- looking ahead
 
@@ -153,54 +167,64 @@ class Queue:
             return flow.start
         return flow.finish if flow.finish > self.virtual else self.virtual
 
-    def ahead_ns(self, flow: Flow, order: int) -> int:
-        """Work that waits in the flow before a newcomer of this order."""
+    def ahead(self, flow: Flow, order: int) -> tuple[int, float]:
+        """What waits in the flow before a newcomer of this order: its slot time and its cost."""
         at = bisect_right(flow.items, (order, self._number + 1))
-        return flow.waiting_ns if at == len(flow.items) else sum(flow.works[:at])
+        return (flow.waiting_ns, flow.waiting_cost) if at == len(flow.items) else (sum(flow.times[:at]), sum(flow.costs[:at]))
 
-    def rivals_ns(self, flow: Flow, ahead_ns: float, *, booked: float, soon: bool = False) -> float:
-        """Work of the other flows that is served before the flow has been served `ahead_ns`: what waits, and the share `booked` of what is booked,
-        or booked for `soon`. Fluid (each flow's share at every instant), as in generalised processor sharing."""
+    def rivals_ns(self, flow: Flow, ahead_cost: float, soon: float = 0.0) -> tuple[float, float]:
+        """Slot time of the other flows that is served before the flow has been served `ahead_cost`: of what waits; and, where the share `soon` of
+        what is booked for soon (the flow's own too) comes beside it, of both. Fluid (each flow's share at every instant), as in generalised
+        processor sharing."""
         busy = self.busy
         if len(busy) < 2 and (not busy or flow.key in busy):
-            return 0.0
-        until = self.tag(flow) + ahead_ns / flow.weight
+            return 0.0, 0.0
         virtual = self.virtual
-        looked = before = 0.0
+        until = self.tag(flow) + ahead_cost / flow.weight
+        later = soon * flow.soon_cost / flow.weight
+        looked = looked_soon = before = before_soon = 0.0
         for other in islice(busy.values(), LOOK_AT):
-            if other is not flow:
-                wants: float = other.waiting_ns
-                if booked:
-                    wants += booked * (other.soon_ns if soon else other.booked_ns)
-                looked += wants
-                gets = (until - (other.start if other.version else other.finish if other.finish > virtual else virtual)) * other.weight
+            if other is flow:
+                continue
+            weight = other.weight
+            gets = (until - (other.start if other.version else other.finish if other.finish > virtual else virtual)) * weight
+            time_ns: float = other.waiting_ns
+            if time_ns:
+                looked += time_ns
                 if gets > 0.0:
-                    before += wants if wants < gets else gets
-        if len(busy) <= LOOK_AT or not looked:
-            return before
-        wants = self.work_ns - flow.waiting_ns
-        if booked:
-            wants += booked * (self.soon_ns - flow.soon_ns if soon else self.booked_ns - flow.booked_ns)
-        return before * wants / looked
+                    cost = other.waiting_cost
+                    before += time_ns if cost <= gets else time_ns * gets / cost
+            if soon:
+                gets += later * weight
+                time_ns += soon * other.soon_ns
+                looked_soon += time_ns
+                if gets > 0.0 and time_ns:
+                    cost = other.waiting_cost + soon * other.soon_cost
+                    before_soon += time_ns if cost <= gets else time_ns * gets / cost
+        if len(busy) > LOOK_AT:
+            rest = self.waiting_ns - flow.waiting_ns
+            before *= rest / looked if looked else 0.0
+            before_soon *= (rest + soon * (self.soon_ns - flow.soon_ns)) / looked_soon if looked_soon else 0.0
+        return before, before_soon if soon else before
 
     def heaviest(self) -> Flow | None:
-        """The flow with the most waiting work for its weight: whose last place is given up where the queue is full."""
+        """The flow with the most that waits for its weight: whose last place is given up where the queue is full."""
         flows = [flow for flow in islice(self.busy.values(), LOOK_AT) if flow.items]
-        return max(flows, key=lambda flow: flow.waiting_ns / flow.weight, default=None)
+        return max(flows, key=lambda flow: flow.waiting_cost / flow.weight, default=None)
 
-    def booked(self, flow: Flow, work_ns: int) -> None:
-        """A place of this work was booked for the flow, or given up where negative."""
-        flow.booked_ns += work_ns
-        self.booked_ns += work_ns
+    def booked(self, flow: Flow, slot_ns: int) -> None:
+        """A place was booked for the flow, or is no longer, where negative."""
+        flow.booked_ns += slot_ns
         if flow.booked_ns or flow.items:
             self.busy[flow.key] = flow
         else:
             self.busy.pop(flow.key, None)
 
-    def due_soon(self, flow: Flow, work_ns: int) -> None:
-        """A booked place of this work will be due soon, or no longer is one where negative."""
-        flow.soon_ns += work_ns
-        self.soon_ns += work_ns
+    def due_soon(self, flow: Flow, cost: float, slot_ns: int) -> None:
+        """A booked place will be due soon, or no longer is one, where negative."""
+        flow.soon_ns += slot_ns
+        flow.soon_cost = flow.soon_cost + cost if flow.soon_ns else 0.0  # what is left is rounding
+        self.soon_ns += slot_ns
 
     # --
 
@@ -213,11 +237,13 @@ class Queue:
             heapq.heapify(self._heap)
 
     def _left(self, flow: Flow, item: Item) -> None:
-        flow.waiting_ns -= item.work_ns
-        self.work_ns -= item.work_ns
+        flow.waiting_ns -= item.slot_ns
+        flow.waiting_cost -= item.cost
+        self.waiting_ns -= item.slot_ns
         self.waiting -= 1
         if not flow.items:
             flow.version = 0
+            flow.waiting_cost = 0.0  # what is left is rounding
             if not flow.booked_ns:
                 del self.busy[flow.key]
 

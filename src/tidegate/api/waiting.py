@@ -27,7 +27,8 @@ def enter(gate: Gate | None, ask: Ask, model: str, prompt_tokens: int, answer_to
         return FREE
     try:
         return gate.enter(
-            model, ask.caller, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens, capability=ask.capability, deadline_ns=ask.deadline.at_ns
+            model, ask.caller, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens, capability=ask.capability,
+            request=ask.flight.request_sha256, deadline_ns=ask.deadline.at_ns,
         )
     except TidegateError as error:
         _note_refusal(ask.flight, error)
@@ -55,7 +56,8 @@ async def turn(place: Place, flight: Flight) -> None:
 def leave(place: Place, flight: Flight) -> None:
     """The request is over: its slot, or its place in the queue, is the next one's. To be called when its usage is booked."""
     if place.counts:
-        place.leave(flight.usage.total_tokens or len(flight.token_ns))
+        usage, seen = flight.usage, len(flight.token_ns)
+        place.leave(usage.total_tokens or seen, usage.completion_tokens if usage.total_tokens else seen)
 
 
 class Admission(Protocol):

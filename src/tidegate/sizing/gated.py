@@ -37,7 +37,7 @@ class Gated:
         self._now_ns = now_ns
         caller = Caller(key_id=f"key of {job.tenant}", tenant=job.tenant)
         try:
-            place = self._gate.enter(_MODEL, caller, prompt_tokens=job.prompt, answer_tokens=job.told)
+            place = self._gate.enter(_MODEL, caller, prompt_tokens=job.prompt, answer_tokens=job.told, request=str(job.number))
         except TidegateError as error:
             return Refused(error.retry_after_s)
         self._places[job] = place
@@ -52,7 +52,7 @@ class Gated:
 
     def leave(self, job: Job, now_ns: int) -> None:
         self._now_ns = now_ns
-        self._places.pop(job).leave(job.prompt + job.output)
+        self._places.pop(job).leave(job.prompt + job.output, job.output)
 
     def dropped(self) -> list[tuple[Job, Refused]]:
         dropped, self._dropped = self._dropped, []
