@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
+import email.utils
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,9 +17,12 @@ from pydantic import ValidationError
 from tidegate.bench.behaviour import Behaviour
 from tidegate.bench.script import Request
 from tidegate.bench.scripted import Scripted
-from tidegate.core.errors import EngineNotAdmitted, NotFound, SettingsError
+from tidegate.core.ask import EngineCall
+from tidegate.core.errors import EngineNotAdmitted, EngineRefused, NotFound, SettingsError
+from tidegate.core.flight import Flight
 from tidegate.engines import fleet as fleet_module
-from tidegate.engines.fleet import Fleet, Member
+from tidegate.engines.fleet import Fleet
+from tidegate.engines.member import Member
 from tidegate.engines.settings import EngineSettings
 
 from .conftest import until
@@ -285,3 +290,56 @@ async def test_an_engine_without_checks_is_looked_at_too(server: Scripted, monke
         with contextlib.suppress(asyncio.CancelledError):
             await task
         await fleet.close()
+
+
+# -- what an engine says by HTTP --
+
+
+def in_s(seconds: float) -> str:
+    return email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds), usegmt=True)
+
+
+@pytest.mark.parametrize("status", ["429 Too Many Requests", "503 Service Unavailable"])
+@pytest.mark.parametrize(
+    ("header", "least_s", "most_s"),
+    [
+        ("7", 6, 7), ("0.5", 0.1, 0.5), (in_s(3600), 59, 60), ("31536000", 59, 60), (in_s(31_536_000), 59, 60), ("9" * 400, 59, 60), ("soon", 0, 0),
+        ("-5", 0, 0), ("", 0, 0), ("Wed, 99 Foo 2026 00:00:00 GMT", 0, 0), (in_s(-3600), 0, 0), (None, 0, 0),
+    ],
+    ids=[
+        "seconds", "less than one", "date", "a year", "date in a year", "endless", "garbage", "negative", "empty", "no date", "date in the past", "none",
+    ],
+)  # fmt: skip
+async def test_retry_after_in_all_its_forms(status: str, header: str | None, least_s: float, most_s: float) -> None:
+    """Seconds and dates are obeyed, at most max_retry_after_s; what nobody understands holds nobody off; the breaker counts none of it."""
+    asked = 0
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+            asked += 1
+            told = f"retry-after: {header}\r\n" if header is not None else ""
+            writer.write(f"HTTP/1.1 {status}\r\n{told}content-length: 2\r\n\r\n{{}}".encode())
+        writer.close()
+
+    server = await asyncio.start_server(meet, "127.0.0.1", 0)
+    fleet = Fleet({"a": section(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", conformance="off")})
+    try:
+        call = EngineCall("chat", "small", {"messages": []})
+        with pytest.raises(EngineRefused):
+            await fleet.find("small")[0].start(call, Flight("/test"))
+        if most_s:
+            with pytest.raises(EngineRefused) as caught:
+                fleet.find("small")
+            assert caught.value.retry_after_s is not None
+            assert least_s <= caught.value.retry_after_s <= most_s
+        else:
+            with pytest.raises(EngineRefused):
+                await fleet.find("small")[0].start(call, Flight("/test"))
+        assert asked == (1 if most_s else 2)
+        assert fleet.members["a"].breaker.failures == 0
+    finally:
+        await fleet.close()
+        server.close()

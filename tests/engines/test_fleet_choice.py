@@ -422,8 +422,8 @@ def test_busy_without_a_time_comes_last_for_a_moment(clock: Clock) -> None:
     "error",
     [
         EngineRefused("no", engine_status=400), EngineRefused("no", engine_status=404), EngineRefused("slow down", engine_status=429),
-        EngineRefused("loading", engine_status=503), ContextTooLong("too long"), asyncio.CancelledError(), ValueError("a bug of ours"),
-        TidegateError("of the house"),
+        EngineRefused("loading", engine_status=503), ContextTooLong("too long"), asyncio.CancelledError(), TidegateError("of the house"),
+        ValueError("a term stopped it"),
     ],
     ids=str,
 )  # fmt: skip

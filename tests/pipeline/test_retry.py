@@ -159,7 +159,7 @@ def test_settings_that_are_refused(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
-        ("rate_limit", "queue"), ("overloaded", "queue"), ("server_error", "error"), ("die", "died"), ("cut_bytes", "died"), ("gzip", "error"),
+        ("rate_limit", "queue"), ("overloaded", "queue"), ("server_error", "error"), ("oom", "memory"), ("die", "died"), ("cut_bytes", "died"), ("gzip", "error"),
         ("redirect", "error"),
     ],
 )  # fmt: skip
@@ -225,6 +225,27 @@ async def test_instances_that_are_down_are_passed_over_at_no_cost(streamed: bool
         assert [one["cause"] for one in decisions(ask, "replanned")] == ["down"] * 5
         ask = await generate(servers, streamed, budget=budget)
         assert (ask.flight.engine, decisions(ask, "replanned")) == ("f", [])
+
+
+@both
+async def test_an_instance_that_flaps_costs_nobody_an_answer(streamed: bool) -> None:
+    """It goes and comes back on its port, again and again, while requests run: each of them is answered, once."""
+    async with serving(Behaviour(), Behaviour()) as servers:
+        flapping = servers.all["b"]
+        host, port = flapping.host, flapping.port
+        stage = GenerateStage(servers.fleet)
+        for number in range(40):
+            if number % 5 == 0:
+                await flapping.close()
+            elif number % 5 == 2:
+                flapping = Scripted()
+                await flapping.listen(host, port)
+                servers.fleet.members["b"].suspect = False  # a look found it there
+                servers.fleet.members["b"].changed()
+            ask = new_ask(streamed, f"{number} ##n=4,w=word##")
+            await stage(ask)
+            assert "".join(ask.text) == "wordwordwordword"
+        await flapping.close()
 
 
 async def test_no_storm() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tidegate.core.ask import EngineCall, Said
 from tidegate.core.chunk import Chunk, Usage
-from tidegate.core.errors import EngineError
+from tidegate.core.errors import EngineError, TidegateError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine, EngineAnswer, EngineStream
 from tidegate.engines.breaker import NEVER_NS, Breaker
@@ -315,7 +315,8 @@ class Run:
         member.requests -= 1
         member.tokens -= self.tokens
         now_ns = time.perf_counter_ns()
-        if error is None:
+        if error is None or (isinstance(error, Exception) and not isinstance(error, TidegateError)):
+            # The second is of whoever took the answer: it was stopped at a term or a mark, which speaks for the engine.
             if usage is not None and usage.completion_tokens:
                 member.mean_answer += NEWEST * (usage.completion_tokens - member.mean_answer)
             if member.suspect:
