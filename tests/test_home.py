@@ -30,6 +30,13 @@ def test_flags_reach_the_gateway(tmp_path: Path) -> None:
     assert (seen.limits.requests_per_minute, seen.log.level, seen.tenants["acme"].keep) == (7, "warning", True)
 
 
+def test_the_engines_slots_bound_who_waits(tmp_path: Path) -> None:
+    """Requests wait in the gateway, which knows for how long, not in the engine; for a small engine longer than before a GPU, unless it is set."""
+    seen = load(None, command_of(tmp_path, {})[1], {})
+    assert (seen.engines["local"].slots, seen.engines["small"].slots, seen.admission.forecast_s) == (4, 2, 60.0)
+    assert load(None, command_of(tmp_path, {"admission.forecast_s": 5})[1], {}).admission.forecast_s == 5.0
+
+
 def test_the_parts_reach_the_gateway_and_no_secret_is_an_argument(tmp_path: Path) -> None:
     """Database, engine and embedder are settings of the gateway; keys travel in the environment, which others cannot read."""
     argv, env = command_of(tmp_path, {})
@@ -41,3 +48,12 @@ def test_the_parts_reach_the_gateway_and_no_secret_is_an_argument(tmp_path: Path
     assert next(iter(seen.engines)) == "local", "the first engine has the default model"
     assert seen.embedder.socket == tmp_path / "e.sock"
     assert not any("key" in word for word in argv)
+
+
+def test_the_embedded_engine_has_its_slots_and_a_patient_forecast(tmp_path: Path) -> None:
+    """The gateway sends the embedded engine no more than it answers at once, and lets requests wait for a minute; a bound of one's own holds."""
+    _, env = command_of(tmp_path, {})
+    seen = load(None, env, {})
+    assert (seen.engines["local"].slots, seen.engines["small"].slots, seen.admission.forecast_s) == (4, 2, 60.0)
+    _, env = command_of(tmp_path, {"admission.forecast_s": 7})
+    assert load(None, env, {}).admission.forecast_s == 7.0
