@@ -307,7 +307,8 @@ def in_s(seconds: float) -> str:
         ("-5", 0, 0), ("", 0, 0), ("Wed, 99 Foo 2026 00:00:00 GMT", 0, 0), (in_s(-3600), 0, 0), (None, 0, 0),
     ],
     ids=[
-        "seconds", "less than one", "date", "a year", "date in a year", "endless", "garbage", "negative", "empty", "no date", "date in the past", "none",
+        "seconds", "less than one", "date", "a year", "date in a year", "endless", "garbage", "negative", "empty", "no date",
+        "date in the past", "none",
     ],
 )  # fmt: skip
 async def test_retry_after_in_all_its_forms(status: str, header: str | None, least_s: float, most_s: float) -> None:

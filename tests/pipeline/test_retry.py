@@ -159,7 +159,8 @@ def test_settings_that_are_refused(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
-        ("rate_limit", "queue"), ("overloaded", "queue"), ("server_error", "error"), ("oom", "memory"), ("die", "died"), ("cut_bytes", "died"), ("gzip", "error"),
+        ("rate_limit", "queue"), ("overloaded", "queue"), ("server_error", "error"), ("oom", "memory"),
+        ("die", "died"), ("cut_bytes", "died"), ("gzip", "error"),
         ("redirect", "error"),
     ],
 )  # fmt: skip
