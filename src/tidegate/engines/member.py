@@ -43,6 +43,13 @@ State = Literal["unknown", "passed", "failed", "off"]
 class Member:
     """An instance. `up` is None before the first look; `suspect`: a request could not reach it, and nobody has looked since."""
 
+    __slots__ = (
+        "_changed", "_too_big", "_too_big_until_ns", "back_ns", "breaker", "busy_until_ns", "checked_ns", "checked_unix_s", "counts",
+        "engine", "foreign", "from_requests", "held", "held_until_ns", "high_value_for", "last_cause", "last_failed_unix_s", "last_ns",
+        "longest", "mean_answer", "models", "most_tokens", "name", "ordered_out", "report", "requests", "section", "settings", "slots",
+        "slots_now", "slowness", "state", "suspect", "tokens", "up", "wake", "watch",
+    )  # fmt: skip
+
     def __init__(
         self, engine: Engine, section: EngineSettings, settings: FleetSettings | None = None, changed: Callable[[Member], None] = lambda member: None
     ) -> None:

@@ -124,7 +124,7 @@ class Route:
             self.refresh(now_ns)
         if self.sole is not None:
             return self.sole
-        tokens, keys = self._need(ask)
+        tokens, keys, known = self._need(ask)
         tiers, weak = self._tiers(ask, tokens)
         for entry in self._probes:
             member = entry[0]
@@ -133,7 +133,7 @@ class Route:
         for tier in tiers:
             found = self._least(tier, tokens)
             if found is not None:
-                return self._at_home(tier, found, keys, tokens) if keys else found
+                return self._at_home(tier, found, keys, tokens, self._affinity_tokens + known) if keys else found
         # Nobody has a slot: a gate before us has let it pass all the same, so the least busy one has it. Nobody has a healthy breaker: the least ill.
         # What was too big lately may fit now, and the engine says best that it does not.
         for all_sizes in (False, True):
@@ -148,7 +148,7 @@ class Route:
         now_ns = time.perf_counter_ns()
         if now_ns >= self.due_ns:
             self.refresh(now_ns)
-        tokens, _ = self._need(ask)
+        tokens, _, _ = self._need(ask)
         tiers, weak = self._tiers(ask, tokens)
         listed = [entry for tier in (*tiers, *weak) for entry in sorted(tier, key=_busyness)]
         listed = [entry for entry in listed if entry[0].has_room(tokens)]
@@ -180,8 +180,8 @@ class Route:
             best, least, last_ns = entry, score, member.last_ns
         return best
 
-    def _at_home(self, tier: Tier, least: Entry, keys: tuple[int, ...], tokens: int) -> Entry:
-        """Where the request's prefix went before, unless that is the busier by the bound; else the least busy, which is its home from now on."""
+    def _at_home(self, tier: Tier, least: Entry, keys: tuple[int, ...], tokens: int, bound: int) -> Entry:
+        """Where the request's prefix went before, unless that is the busier by `bound` tokens; else the least busy, which is its home from now on."""
         homes = self._homes
         chosen = least
         for key in keys:
@@ -192,7 +192,7 @@ class Route:
                 break
             member, other = home[0], least[0]
             if (
-                member.load * member.slowness - other.load * other.slowness <= self._affinity_tokens * member.slowness
+                member.load * member.slowness - other.load * other.slowness <= bound * member.slowness
                 and member.requests < member.slots_now and member.has_room(tokens) and home in tier and tokens <= member.longest
             ):  # fmt: skip
                 chosen = home
@@ -205,25 +205,29 @@ class Route:
             del homes[next(iter(homes))]
         return chosen
 
-    def _need(self, ask: Ask | None) -> tuple[int, tuple[int, ...]]:
-        """Tokens of prompt and expected answer, and what its KV cache could be found by: the closest first."""
+    def _need(self, ask: Ask | None) -> tuple[int, tuple[int, ...], int]:
+        """Tokens of prompt and expected answer; what its KV cache could be found by, the closest first; and tokens that would have to be read again
+        elsewhere: of a conversation that goes on nearly all, else nobody knows.
+        """
         call = ask.call if ask is not None else None
         if ask is None or call is None:
-            return 0, ()
+            return 0, (), 0
         body = call.body
-        tokens = prompt_tokens(call) + answer_tokens(body, self.entries[0][0].mean_answer)
+        prompt = prompt_tokens(call)
+        tokens = prompt + answer_tokens(body, self.entries[0][0].mean_answer)
         if ask.capability:
-            return tokens, (hash(ask.capability),)
+            return tokens, (hash(ask.capability),), 0
         messages = body.get("messages")
         if not messages:
-            prompt = _text(body.get("prompt"))
-            return tokens, (hash(prompt),) if prompt else ()
+            text = _text(body.get("prompt"))
+            return tokens, (hash(text),) if text else (), 0
         first = messages[0]
         key = hash(_text(first.get("content")))
+        known = prompt if len(messages) > 2 else 0
         if len(messages) > 1 and first.get("role") != "user":
             # a conversation is known by its first question too; a system prompt alone is what many share
-            return tokens, (hash((key, _text(messages[1].get("content")))), key)
-        return tokens, (key,)
+            return tokens, (hash((key, _text(messages[1].get("content")))), key), known
+        return tokens, (key,), known
 
     def _tiers(self, ask: Ask | None, tokens: int) -> tuple[list[Tier], list[Tier]]:
         """The tiers for a request of this size, the healthy and the others: those kept for it come first."""

@@ -138,7 +138,7 @@ class FleetSettings(Section):
     affinity_tokens: int = Field(
         4096, ge=0,
         description="A request goes where its prefix or capability went before (its KV cache is there) unless that engine has more than so many "
-        "tokens in flight above the least busy one. 0: only among equals.",
+        "tokens in flight above the least busy one; a conversation that goes on may stay behind its own prompt's tokens more. 0: only among equals.",
     )
     slow_start_s: float = Field(
         10.0, ge=0, le=3600, description="Seconds over which an engine that came back takes its full share again, from a tenth on."
