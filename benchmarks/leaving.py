@@ -25,11 +25,11 @@ from common import database, record
 PROMPT = "Tell me a long story about a lighthouse keeper and the sea."
 
 
-def start_gateway(home: Path, dsn: str, url: str, engine_key: str) -> tuple[subprocess.Popen[bytes], str]:
+def start_gateway(home: Path, dsn: str, url: str, engine_key: str, more: str = "") -> tuple[subprocess.Popen[bytes], str]:
     config = home / "leaving.toml"
     config.write_text(
         f'[store]\ndsn = "{dsn}"\n[server]\nport = 0\n[local]\ndata = "{home / "data"}"\nembedder = false\n[log]\nflights = "errors"\n'
-        f'[engines.real]\nadapter = "llama_cpp"\nurl = "{url}"\napi_key = "{engine_key}"\nmodels = ["model"]\nconformance = "off"\n'
+        f'[engines.real]\nadapter = "llama_cpp"\nurl = "{url}"\napi_key = "{engine_key}"\nmodels = ["model"]\nconformance = "off"\n{more}'
     )
     process = subprocess.Popen([sys.executable, "-m", "tidegate.cli", "serve", "--config", str(config)])
     note = home / "data" / "run" / "gateway.json"

@@ -16,7 +16,7 @@ from tidegate.cli import main
 from tidegate.core.errors import SettingsError
 from tidegate.sizing.engine_model import Speed
 from tidegate.sizing.job import Job
-from tidegate.sizing.measures import jain, max_min, measure, most_in_time, quantile
+from tidegate.sizing.measures import jain, max_min, measure, most_in_time, quantile, shares
 from tidegate.sizing.plots import draw, write
 from tidegate.sizing.policies import BASELINES, Ordered, Policy, Refused, clairvoyant, edf, fair, fifo, shortest_predicted, shortest_prompt
 from tidegate.sizing.scenario import KEYS, Scenario, differences, make_jobs, parse
@@ -248,10 +248,10 @@ def test_an_unknown_policy_is_refused() -> None:
 
 def test_jains_index() -> None:
     """1 where all have their share, 1/n where one has all, and a small wish that is filled is a full share."""
-    assert jain([5.0, 5.0], [10.0, 10.0]) == pytest.approx(1.0)
-    assert jain([10.0, 0.0], [10.0, 10.0]) == pytest.approx(0.5)
-    assert jain([9.0, 1.0], [100.0, 1.0]) == pytest.approx(1.0)
-    assert math.isnan(jain([0.0, 0.0], [1.0, 1.0]))
+    assert jain(shares([5.0, 5.0], [10.0, 10.0])) == pytest.approx(1.0)
+    assert jain(shares([10.0, 0.0], [10.0, 10.0])) == pytest.approx(0.5)
+    assert jain(shares([9.0, 1.0], [100.0, 1.0])) == pytest.approx(1.0)
+    assert math.isnan(jain(shares([0.0, 0.0], [1.0, 1.0])))
 
 
 @given(st.floats(0.0, 100.0), st.lists(st.floats(0.0, 50.0), min_size=1, max_size=10))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -23,7 +23,7 @@ class Measures:
 
     `good`: requests whose first token came within the SLO of their first asking; goodput is those as a share of all (DistServe, Zhong et al. 2024);
     `good_later`: those who came back and then were within the SLO. Waits and first tokens are of the admitted, from their last coming.
-    `jain`: see `jain`. `returned`: comings after a refusal, `passed` those that were not refused again.
+    `jain` is Jain's index of the tenants' `shares`, see `shares`. `returned`: comings after a refusal, `passed` those that were not refused again.
     """
 
     asked: int
@@ -39,6 +39,8 @@ class Measures:
     returned: int
     passed: int
     took_s: float
+    #: By tenant: what it got in time, over what it was due.
+    shares: dict[str, float]
     #: Sorted times to first token of the admitted, for the plot.
     ttfts_s: list[float] = field(repr=False, default_factory=list)
 
@@ -81,11 +83,12 @@ def measure(jobs: Sequence[Job], scenario: Scenario) -> Measures:
     within = [job for job in answered if job.ttft_s <= scenario.slo]
     good = [job for job in within if job.tries == 1]
     returned = sum(job.tries - 1 for job in jobs)
+    had = _shares(jobs, good, scenario.engine)
     return Measures(
         len(jobs), len(answered), len(jobs) - len(answered), len(good), len(within) - len(good), _quantiles(waits), _quantiles(ttfts),
-        waits[-1] if waits else math.nan, sum(wait_s > STARVED * scenario.slo for wait_s in waits), _fairness(jobs, good, scenario.engine),
-        returned, sum(job.tries > 1 and job.done_ns >= 0 for job in jobs),
-        (max((job.done_ns for job in answered), default=0) - min(job.asked_ns for job in jobs)) / 1e9, ttfts,
+        waits[-1] if waits else math.nan, sum(wait_s > STARVED * scenario.slo for wait_s in waits), jain(had.values()), returned,
+        sum(job.tries > 1 and job.done_ns >= 0 for job in jobs),
+        (max((job.done_ns for job in answered), default=0) - min(job.asked_ns for job in jobs)) / 1e9, had, ttfts,
     )
 
 
@@ -98,23 +101,27 @@ def _quantiles(ordered: Sequence[float]) -> dict[str, float]:
     return {f"p{percent}": quantile(ordered, percent / 100) for percent in (50, 95, 99)}
 
 
-def _fairness(jobs: Sequence[Job], good: Sequence[Job], speed: Speed) -> float:
+def _shares(jobs: Sequence[Job], good: Sequence[Job], speed: Speed) -> dict[str, float]:
     wanted: dict[str, float] = {}
     for job in jobs:
         wanted[job.tenant] = wanted.get(job.tenant, 0.0) + speed.alone_s(job.prompt, job.output)
     got = dict.fromkeys(wanted, 0.0)
     for job in good:
         got[job.tenant] += speed.alone_s(job.prompt, job.output)
-    return jain([got[tenant] for tenant in wanted], list(wanted.values()))
+    return dict(zip(wanted, shares(list(got.values()), list(wanted.values())), strict=True))
 
 
-def jain(got: Sequence[float], wanted: Sequence[float]) -> float:
-    """Jain's index (Jain, Chiu and Hawe 1984) of what each tenant got in time over its max-min fair share of what all got: 1 where everybody had
-    its share, 1/n where one had all. Who wanted less than an equal share is due what it wanted, and the others share what that leaves.
-    """
-    shares = [part / due for part, due in zip(got, max_min(sum(got), wanted), strict=True) if due > 0]
-    squares = sum(share * share for share in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares else math.nan
+def shares(got: Sequence[float], wanted: Sequence[float]) -> list[float]:
+    """What each tenant got over its max-min fair share of what all got: 1 where everybody had its share. Who wanted less than an equal share is due
+    what it wanted, and the others share what that leaves. NaN for who was due nothing."""
+    return [part / due if due > 0 else math.nan for part, due in zip(got, max_min(sum(got), wanted), strict=True)]
+
+
+def jain(values: Iterable[float]) -> float:
+    """Jain's index (Jain, Chiu and Hawe 1984): 1 where all are equal, 1/n where one has all. Without those that are NaN."""
+    known = [value for value in values if not math.isnan(value)]
+    squares = sum(value * value for value in known)
+    return sum(known) ** 2 / (len(known) * squares) if squares else math.nan
 
 
 def max_min(whole: float, wanted: Sequence[float]) -> list[float]:
