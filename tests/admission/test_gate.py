@@ -536,8 +536,8 @@ class Machine(RuleBasedStateMachine):
         assert (lane.bookings.count, lane.queue.soon_ns) == (0, 0)
         assert not lane.queue.busy
         assert not lane.bookings._next_ns
-        left = [*lane.bookings._of_key.values(), *lane.bookings._of_request.values()]
-        assert not any(entry[2].open for own in left for entry in own)
+        assert not lane.bookings._of_request
+        assert not lane.bookings._late_of
 
 
 Machine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import Any
+from collections import deque
 
 from tidegate.admission.queue import Flow, Queue
 
@@ -28,12 +28,11 @@ _SECOND_NS = 1_000_000_000
 
 
 class Booking:
-    """A place at `due_ns` for the request `request` of the key `who`, of which it was told `told_ns`; held until `lapses_ns`. `open` until it was
-    claimed or has lapsed."""
+    """A place at `due_ns` for the `request` of the key `who`, of which it was told `told_ns`. `open` until it was claimed or has lapsed."""
 
-    __slots__ = ("cost", "due_ns", "flow", "lapses_ns", "open", "request", "slot_ns", "soon", "told_ns", "who")
+    __slots__ = ("cost", "due_ns", "flow", "open", "request", "slot_ns", "soon", "told_ns", "who")
 
-    def __init__(self, flow: Flow, who: str, request: str, cost: float, slot_ns: int, due_ns: int, told_ns: int, lapses_ns: int) -> None:
+    def __init__(self, flow: Flow, who: str, request: str, cost: float, slot_ns: int, due_ns: int, told_ns: int) -> None:
         self.flow = flow
         self.who = who
         self.request = request
@@ -41,7 +40,6 @@ class Booking:
         self.slot_ns = slot_ns
         self.due_ns = due_ns
         self.told_ns = told_ns
-        self.lapses_ns = lapses_ns
         self.open = True
         self.soon = False
 
@@ -58,46 +56,53 @@ class Bookings:
         self._queue = queue
         self._most = most
         self._lapse_ns = lapse_ns
+        self._others_ns = min(OTHERS_NS, lapse_ns)
         self._soon_ns = soon_ns
         self._number = 0
         self._of_flow: dict[Flow, int] = {}
-        #: By key and request, and by key alone.
-        self._of_request: dict[tuple[str, str], _Heap] = {}
-        self._of_key: dict[str, _Heap] = {}
+        #: By key and request: one, or several of one body, the earliest first.
+        self._of_request: dict[tuple[str, str], list[Booking]] = {}
         self._far: _Heap = []  # by their instant
-        self._soon: _Heap = []  # by when they lapse
+        self._soon: _Heap = []  # by what was told
+        #: Those that nobody claimed for a while: by when they lapse, and by key.
+        self._late: deque[Booking] = deque()
+        self._late_of: dict[str, deque[Booking]] = {}
         self.count = self.lapsed = 0
         self._weights = 0.0  # of the flows that have booked
         self._next_ns: dict[Flow, int] = {}  # the instant behind a flow's last
         self.claimed = 1.0
 
     def look(self, now_ns: int) -> None:
-        """What time brings: bookings become due soon, or lapse."""
-        far, soon, until_ns = self._far, self._soon, now_ns + self._soon_ns
-        while far and far[0][0] <= until_ns:
+        """What time brings: bookings become due soon, are late, or lapse."""
+        far, soon = self._far, self._soon
+        while far and far[0][0] <= now_ns + self._soon_ns:
             _, number, booking = heapq.heappop(far)
             if booking.open:
                 booking.soon = True
                 self._queue.due_soon(booking.flow, booking.cost, booking.slot_ns)
-                heapq.heappush(soon, (booking.lapses_ns, number, booking))
-        while soon and soon[0][0] < now_ns:
+                heapq.heappush(soon, (booking.told_ns, number, booking))
+        while soon and (not soon[0][2].open or soon[0][0] + self._others_ns <= now_ns):
             booking = heapq.heappop(soon)[2]
+            if booking.open:
+                self._late.append(booking)
+                self._late_of.setdefault(booking.who, deque()).append(booking)
+        late = self._late
+        while late and (not late[0].open or late[0].told_ns + self._lapse_ns < now_ns):
+            booking = late.popleft()
             if booking.open:
                 self._close(booking)
                 self.lapsed += 1
-                self.claimed += (0.0 - self.claimed) / _NEWEST
-        if self.claimed < _LEAST_SHARE:
-            self.claimed = _LEAST_SHARE
+                self.claimed = max(_LEAST_SHARE, self.claimed - self.claimed / _NEWEST)
 
     def claim(self, who: str, request: str, now_ns: int) -> Booking | None:
         """The request's own booking where it is due, else the key's earliest that nobody claimed for a while; it is closed. Else None."""
         own = self._of_request.get((who, request))
-        booking = own[0][2] if own else None
+        booking = own[0] if own is not None else None
         if booking is None or booking.due_ns > now_ns + EARLY_NS:
-            others = self._of_key.get(who)
-            booking = others[0][2] if others else None
-            if booking is None or booking.told_ns + OTHERS_NS > now_ns:
+            late = self._late_of.get(who)
+            if late is None:
                 return None
+            booking = late[0]
         self._close(booking)
         self.claimed += (1.0 - self.claimed) / _NEWEST
         return booking
@@ -114,12 +119,14 @@ class Bookings:
         self._next_ns[flow] = due_ns + int(slot_ns / slots * self._weights / flow.weight)
         # `Retry-After` tells whole seconds, rounded up: who keeps to it comes up to a second later.
         told_ns = now_ns + math.ceil((due_ns - now_ns) / _SECOND_NS) * _SECOND_NS
-        booking = Booking(flow, who, request, cost, slot_ns, due_ns, told_ns, told_ns + self._lapse_ns)
+        booking = Booking(flow, who, request, cost, slot_ns, due_ns, told_ns)
         self._number += 1
-        entry = (due_ns, self._number, booking)
-        heapq.heappush(self._far, entry)
-        heapq.heappush(self._of_request.setdefault((who, request), []), entry)
-        heapq.heappush(self._of_key.setdefault(who, []), entry)
+        heapq.heappush(self._far, (due_ns, self._number, booking))
+        same = self._of_request.get((who, request))
+        if same is None:
+            self._of_request[who, request] = [booking]
+        else:  # instants of a flow only grow, so the earliest stays first
+            same.append(booking)
         self._of_flow[flow] = booked + 1
         self._queue.booked(flow, slot_ns)
         self.count += 1
@@ -139,14 +146,13 @@ class Bookings:
             del self._of_flow[flow]
             del self._next_ns[flow]
             self._weights = self._weights - flow.weight if self._of_flow else 0.0  # what is left is rounding
-        _trim(self._of_request, (booking.who, booking.request))
-        _trim(self._of_key, booking.who)
-
-
-def _trim(heaps: dict[Any, _Heap], key: Any) -> None:
-    """Drop what is closed from the front, and the heap where nothing is left of it."""
-    heap = heaps.get(key)
-    while heap and not heap[0][2].open:
-        heapq.heappop(heap)
-    if heap is not None and not heap:
-        del heaps[key]
+        same = self._of_request[booking.who, booking.request]
+        if len(same) == 1:
+            del self._of_request[booking.who, booking.request]
+        else:
+            same.remove(booking)
+        late = self._late_of.get(booking.who)
+        while late and not late[0].open:
+            late.popleft()
+        if late is not None and not late:
+            del self._late_of[booking.who]

@@ -185,21 +185,27 @@ class Lane:
                 return place
         place.order = order
         place.ahead = queue.waiting
-        place.forecast_ns, with_booked_ns = self._forecast_ns(place, queue.ahead(flow, order), now_ns)
-        if not place.booked and with_booked_ns > self.times.doubt * self._may_wait_ns(place, now_ns):
-            self.refused += 1
-            raise self._busy(place, now_ns)
+        ahead = queue.ahead(flow, order)
+        if place.booked:
+            place.forecast_ns, _ = self._forecast_ns(place, ahead, now_ns)
+        else:
+            bound_ns, deadline_ns = self._bound_ns, place.deadline_ns
+            if deadline_ns and deadline_ns - now_ns < bound_ns:
+                bound_ns = deadline_ns - now_ns
+            most_ns = self.times.doubt * bound_ns
+            least_ns = self._wait_ns(ahead[0] + bookings.claimed * flow.soon_ns, now_ns)  # of its own flow alone
+            place.forecast_ns, with_booked_ns = (least_ns, least_ns) if least_ns > most_ns else self._forecast_ns(place, ahead, now_ns)
+            if with_booked_ns > most_ns:
+                self.refused += 1
+                raise self._busy(place, now_ns)
         if queue.waiting >= self._most_waiting and not self._make_room(place, now_ns):
             self.refused += 1
             raise self._busy(place, now_ns)
         queue.push(place)
-        if flow.items[-1][2] is not place:
+        if flow.items[-1][2] is not place and not 0 < now_ns - self._looked_ns < self._bound_ns >> 7:
+            self._looked_ns = now_ns
             self._give_up_last(flow, now_ns)
         return place
-
-    def _may_wait_ns(self, place: Place, now_ns: int) -> int:
-        deadline_ns = place.deadline_ns
-        return min(self._bound_ns, deadline_ns - now_ns) if deadline_ns else self._bound_ns
 
     # -- out
 
@@ -214,7 +220,7 @@ class Lane:
         self._learn(place, tokens, answer_tokens, took_ns, now_ns)
         if queue.waiting:
             self._dispatch(now_ns)
-            if flow.items and not 0 <= now_ns - self._looked_ns < self._bound_ns >> 5:
+            if flow.items and not 0 <= now_ns - self._looked_ns < self._bound_ns >> 6:
                 self._looked_ns = now_ns
                 self._give_up_last(flow, now_ns)
         elif not self.running:
@@ -277,23 +283,27 @@ class Lane:
         """What a newcomer would wait behind all that waits."""
         if not self.slots or self.running < self.slots:
             return 0
-        return wait_ns(self.slots, self.running, self._predicted_ns / self.running, self._left(self._clock_ns()), self.queue.waiting_ns)
+        return self._wait_ns(self.queue.waiting_ns, self._clock_ns())
 
     def _forecast_ns(self, place: Place, ahead: tuple[int, float], now_ns: int) -> tuple[int, int]:
         """The wait of a place behind this slot time and cost of its flow's own; and its wait if all that is booked for soon came before it. A
         newcomer is admitted by the second, so that those who come back as told do not wait for it."""
-        flow, queue, slots, running = place.flow, self.queue, self.slots, self.running
-        left, mean_ns = self._left(now_ns), self._predicted_ns / running
+        flow, queue = place.flow, self.queue
         if not queue.soon_ns or place.booked:
-            wait = wait_ns(slots, running, mean_ns, left, ahead[0] + queue.rivals_ns(flow, ahead[1])[0])
+            wait = self._wait_ns(ahead[0] + queue.rivals_ns(flow, ahead[1])[0], now_ns)
             return wait, wait
         claimed = self.bookings.claimed
         before, before_soon = queue.rivals_ns(flow, ahead[1], claimed)
-        wait = wait_ns(slots, running, mean_ns, left, ahead[0] + before)
+        wait = self._wait_ns(ahead[0] + before, now_ns)
         # Booked places that become due while it waits come before it, as long as its own work has not aged away: a part of the slots is theirs.
-        part = min(0.99, claimed * queue.soon_ns / (slots * self._bound_ns))
+        part = min(0.99, claimed * queue.soon_ns / (self.slots * self._bound_ns))
         forecast = int(min(wait / (1.0 - part), wait + part * place.slot_ns / self._aging))
-        return forecast, wait_ns(slots, running, mean_ns, left, ahead[0] + claimed * flow.soon_ns + before_soon)
+        return forecast, self._wait_ns(ahead[0] + claimed * flow.soon_ns + before_soon, now_ns)
+
+    def _wait_ns(self, ahead_ns: float, now_ns: int) -> int:
+        """The wait behind so much slot time. Only where something runs."""
+        running, predicted_ns = self.running, self._predicted_ns
+        return wait_ns(self.slots, running, predicted_ns / running, left_ns(predicted_ns, running * now_ns - self._started_ns), ahead_ns)
 
     def _left(self, now_ns: int) -> int:
         """Slot time of the running that is left."""

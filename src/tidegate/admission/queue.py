@@ -187,20 +187,20 @@ class Queue:
             if other is flow:
                 continue
             weight = other.weight
+            time_ns = other.waiting_ns
+            cost = other.waiting_cost
             gets = (until - (other.start if other.version else other.finish if other.finish > virtual else virtual)) * weight
-            time_ns: float = other.waiting_ns
             if time_ns:
                 looked += time_ns
                 if gets > 0.0:
-                    cost = other.waiting_cost
                     before += time_ns if cost <= gets else time_ns * gets / cost
             if soon:
                 gets += later * weight
-                time_ns += soon * other.soon_ns
-                looked_soon += time_ns
-                if gets > 0.0 and time_ns:
-                    cost = other.waiting_cost + soon * other.soon_cost
-                    before_soon += time_ns if cost <= gets else time_ns * gets / cost
+                with_soon = time_ns + soon * other.soon_ns
+                looked_soon += with_soon
+                if gets > 0.0:
+                    cost += soon * other.soon_cost
+                    before_soon += with_soon if cost <= gets else with_soon * gets / cost
         if len(busy) > LOOK_AT:
             rest = self.waiting_ns - flow.waiting_ns
             before *= rest / looked if looked else 0.0
