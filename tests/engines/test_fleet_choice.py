@@ -210,6 +210,7 @@ def test_high_value_is_kept_for_its_own(clock: Clock) -> None:
     alone = fleet_of({"vip": {"role": "high_value", "high_value_for": ["tenant:acme"]}})
     with pytest.raises(EngineNotAdmitted, match="kept for others"):
         alone.find("m", ask_for())
+    assert alone.find("m")[0].name == "vip", "who only looks whom there is sees it"
 
 
 def test_a_tensor_parallel_engine_waits_for_load(clock: Clock) -> None:

@@ -7,6 +7,7 @@ flight, its breaker, until when it asked to be left alone, what was too big for 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,8 @@ from tidegate.engines.conformance import Report
 from tidegate.engines.load import Watch
 from tidegate.engines.settings import EngineSettings, FleetSettings
 from tidegate.engines.size import FIRST_ANSWER, NEWEST, answer_tokens, prompt_tokens
+
+log = logging.getLogger(__name__)
 
 #: A bound that is none.
 UNBOUNDED = 1 << 62
@@ -232,8 +235,10 @@ class Member:
         breaker.end(era, good, now_ns)
         if breaker.state != before:
             if breaker.state == "closed":
+                log.info("engine %r proved itself: its circuit breaker is closed", self.name)
                 self.came_back()
             else:
+                log.warning("the circuit breaker of engine %r is open: it failed too often (last: %s)", self.name, self.last_cause)
                 self.changed()
 
     def look_at_load(self) -> None:
@@ -332,7 +337,7 @@ class Run:
             member.judge(self._era, True, now_ns)
             return
         cause = cause_of(error)
-        ill = cause in ILL or (cause == "memory" and 0 < self.tokens < SMALL)
-        member.judge(self._era, False if ill else None, now_ns)
         if cause != "none":
             member.note(cause, error, self.tokens)
+        ill = cause in ILL or (cause == "memory" and 0 < self.tokens < SMALL)
+        member.judge(self._era, False if ill else None, now_ns)

@@ -232,8 +232,10 @@ class Route:
     def _tiers(self, ask: Ask | None, tokens: int) -> tuple[list[Tier], list[Tier]]:
         """The tiers for a request of this size, the healthy and the others: those kept for it come first."""
         tiers, weak = self._long if tokens >= self._long_tokens else self._short, self._weak
-        if not self._reserves or ask is None:
+        if not self._reserves:
             return tiers, weak
+        if ask is None:  # nobody is asked yet: it is only looked whom there is
+            return tiers, [*weak, self._reserved, self._reserved_weak]
         capability, tenant = ask.capability, ask.caller.tenant
         own = [entry for entry in self._reserved if entry[0].serves(capability, tenant)]
         own_weak = [entry for entry in self._reserved_weak if entry[0].serves(capability, tenant)]
