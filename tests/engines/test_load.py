@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.engines import load as load_module
@@ -83,6 +83,7 @@ def test_what_cannot_be_true(body: bytes, why: str) -> None:
         parse(body)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300) | st.text(alphabet='vllm:num_requests_running{}" 0123456789.eE+-\n', max_size=300).map(str.encode))
 def test_any_bytes_are_read_or_refused(body: bytes) -> None:
     """Whatever comes, it is a load of amounts or a reason."""

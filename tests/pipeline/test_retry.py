@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -111,6 +111,7 @@ both = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whol
 # -- the budget
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1), st.floats(0, 20), st.lists(st.booleans(), max_size=300))
 def test_retries_are_a_share_of_the_requests(ratio: float, burst: float, events: list[bool]) -> None:
     """In any stretch of requests (True) and tries to retry, no more are let through than the burst and the share."""
@@ -443,6 +444,7 @@ async def test_a_hedged_answer_that_breaks_off_goes_on() -> None:
         await until(lambda: idle(servers))
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(["result", "error", "cancelled"]), st.sampled_from(["result", "error", "none"]), st.booleans(), st.booleans()
 )
