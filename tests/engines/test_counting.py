@@ -103,3 +103,18 @@ def test_an_estimate_leans_high(text: str, least: int, most: int) -> None:
     assert least <= estimate(text) <= most
 
 
+
+
+async def test_vllm_counts_by_its_own_routes(scripted: str) -> None:
+    """The same texts, chat and prompt over vLLM's /tokenize; the chat counts as many tokens as llama.cpp's way finds for the same template."""
+    engine, counter = engine_of("vllm", scripted)
+    other, as_llama = engine_of("llama_cpp", scripted)
+    chat = EngineCall("chat", "m", {"messages": [{"role": "user", "content": "hello world"}]})
+    try:
+        assert await counter.texts(engine, ["hello world"]) == await as_llama.texts(other, ["hello world"])
+        assert await counter.prompt(engine, chat) == await as_llama.prompt(other, chat)
+        assert (await counter.prompt(engine, EngineCall("completion", "m", {"prompt": "hello world"}))).how == "engine"
+        assert await counter.context(engine, "scripted") > 0
+    finally:
+        await engine.close()
+        await other.close()
