@@ -30,13 +30,6 @@ def test_flags_reach_the_gateway(tmp_path: Path) -> None:
     assert (seen.limits.requests_per_minute, seen.log.level, seen.tenants["acme"].keep) == (7, "warning", True)
 
 
-def test_the_engines_slots_bound_who_waits(tmp_path: Path) -> None:
-    """Requests wait in the gateway, which knows for how long, not in the engine; for a small engine longer than before a GPU, unless it is set."""
-    seen = load(None, command_of(tmp_path, {})[1], {})
-    assert (seen.engines["local"].slots, seen.engines["small"].slots, seen.admission.forecast_s) == (4, 2, 60.0)
-    assert load(None, command_of(tmp_path, {"admission.forecast_s": 5})[1], {}).admission.forecast_s == 5.0
-
-
 def test_the_parts_reach_the_gateway_and_no_secret_is_an_argument(tmp_path: Path) -> None:
     """Database, engine and embedder are settings of the gateway; keys travel in the environment, which others cannot read."""
     argv, env = command_of(tmp_path, {})

@@ -28,8 +28,6 @@ from tidegate.stores.migrate import migrate
 EXAMPLES = "harbour-mutual"
 #: Longest forecast wait for the embedded engine, where the settings name none.
 EMBEDDED_FORECAST_S = 60
-#: A model on a few cores takes its time: what would be an outage before a GPU is a usual wait here (the profile `embedded`).
-_FORECAST_S = "60"
 QUESTION = "How long do I have to report a car accident?"
 
 
@@ -73,13 +71,8 @@ class _Home:
             }
             if settings.provenance["admission.forecast_s"][1] == "default":  # on a processor an answer takes seconds: that is no reason to refuse
                 env["TIDEGATE_ADMISSION__FORECAST_S"] = str(EMBEDDED_FORECAST_S)
-        if running.engine:
-            env["TIDEGATE_ENGINES__LOCAL__SLOTS"] = str(running.engine.slots)
-            if settings.provenance["admission.forecast_s"][1] == "default":
-                env["TIDEGATE_ADMISSION__FORECAST_S"] = _FORECAST_S
         if running.small:
             env |= {
-                "TIDEGATE_ENGINES__SMALL__SLOTS": str(running.small.slots),
                 "TIDEGATE_ENGINES__SMALL__ADAPTER": "llama_cpp", "TIDEGATE_ENGINES__SMALL__URL": running.small.url,
                 "TIDEGATE_ENGINES__SMALL__API_KEY": running.small.key,
                 "TIDEGATE_ENGINES__SMALL__MODELS": json.dumps([running.small.model]),
