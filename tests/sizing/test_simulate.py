@@ -90,6 +90,14 @@ def test_rate_and_speed_move_the_arrivals() -> None:
     assert make_jobs(trace(2000), parse("rate=4"), 0)[-1].asked_ns / 1e9 == pytest.approx(500, rel=0.1)
 
 
+def test_callers_tell_how_long_answers_may_be_where_they_do() -> None:
+    """told=1: no answer is longer than what was told for it, and longer answers are told more; told=0: nothing is told."""
+    made = make_jobs(trace(), parse("told=1,noise=0.3"), 0)
+    assert all(job.told >= job.output for job in made)
+    assert any(job.told > job.output for job in made)
+    assert not any(job.told for job in make_jobs(trace(), Scenario(), 0))
+
+
 def test_lengths_without_times_need_a_burst_or_a_rate() -> None:
     """A trace without times is not replayed at an invented pace."""
     with pytest.raises(SettingsError, match="no times"):
@@ -140,6 +148,15 @@ def test_fair_queueing_alternates_between_tenants() -> None:
     assert order(fair(PLAIN, 3.0), asked) == [0, 3, 1, 4, 2, 5]
 
 
+def test_fair_queueing_keeps_no_credit_for_who_was_away() -> None:
+    """A tenant that comes when another has been served for a while takes turns with it from then on; what it did not ask for before is gone."""
+    asked = jobs(*[100] * 20)
+    for job in asked[12:]:
+        job.tenant, job.asked_ns = "b", 550_000_000
+    started = order(fair(PLAIN, 3.0), asked)
+    assert sum(number >= 12 for number in started[6:12]) == 3
+
+
 def test_fair_queueing_counts_work_and_not_requests() -> None:
     """A tenant with requests three times as long gets a third as many."""
     asked = jobs(*[300] * 8, *[100] * 8)
@@ -155,6 +172,13 @@ def test_the_clairvoyant_sees_all_who_come_at_once_and_starts_nobody_in_vain() -
     [build, *_] = BASELINES["clairvoyant"]
     assert order(build(PLAIN, 1.0), asked) == [2, 1]
     assert asked[0].refused
+
+
+def test_the_clairvoyant_knows_what_the_engine_still_has_to_read() -> None:
+    """Three slots and an SLO of 1.1 s: behind two prompts of 0.3 s that are being read, one of 0.9 s would be late, and is not started."""
+    asked = jobs(300, 300, 900)
+    assert order(clairvoyant(0.0)(PLAIN, 1.1), asked, Speed(slots=3, prefill=1000.0, decode=10.0, half=60.0, chunk=100)) == [0, 1]
+    assert asked[2].refused
 
 
 @given(lengths, st.sampled_from(sorted(BASELINES)), st.integers(1, 8), st.floats(0.05, 5.0))
@@ -211,6 +235,15 @@ def test_a_share_of_the_refused_comes_back() -> None:
         figures = measure(asked, Scenario())
         assert least <= figures.returned <= most
         assert figures.refused == 200 - figures.returned
+
+
+def test_who_comes_back_and_is_refused_again_has_not_passed() -> None:
+    """Refused twice, then let in: two comings back, of which one passed. Refused for ever: none did."""
+    for times, returned, passed in ((2, 2, 1), (10**9, MOST_TRIES - 1, 0)):
+        asked = jobs(100)
+        Simulation(asked, PLAIN, Turns(times), returns=1.0).run()
+        figures = measure(asked, Scenario())
+        assert (figures.returned, figures.passed) == (returned, passed)
 
 
 def test_a_client_gives_up_some_time() -> None:

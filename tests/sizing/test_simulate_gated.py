@@ -59,6 +59,15 @@ def test_the_settings_are_the_gateways() -> None:
     assert strict.refused > 100
 
 
+def test_the_gate_is_told_what_callers_tell() -> None:
+    """Equal prompts with answers of very different lengths: only where callers say how long they may be do more short ones come in time."""
+    trace = Trace("made", tuple(Arrival(0.0, 100, 10 if number % 2 else 800) for number in range(400)), False, False)
+    silent, told = (
+        simulate(trace, parse(f"burst=400,returns=0,noise=0.1,told={say}"), policies(["tidegate"], tidegate()))["tidegate"] for say in (0, 1)
+    )
+    assert told.good > 1.5 * silent.good
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 100), st.integers(0, 20_000)), min_size=1, max_size=50), st.integers(1, 4),
