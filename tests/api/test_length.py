@@ -20,6 +20,8 @@ LONG = [
 ]
 TEMPLATE = "{% block system %}S{% endblock %}{% block user %}{{ input.order }}{% endblock %}"
 
+PASSAGES = "{% block system %}S{% endblock %}{% block user %}{% for p in passages %}{{ p.text }} {% endfor %}{{ input.question }}{% endblock %}"
+
 
 @pytest.fixture(scope="module")
 def house(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
@@ -37,6 +39,12 @@ def house(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         for schema in ("input", "output"):
             (folder / f"{schema}.schema.json").write_text('{"type": "object"}')
         (folder / "prompts" / "v1" / "template.jinja").write_text(TEMPLATE)
+    folder = data / "capabilities" / "long" / "reads"
+    (folder / "prompts" / "v1").mkdir(parents=True)
+    (folder / "capability.toml").write_text('stages = ["shard", "prompt", "generate"]\n[shard]\ntokens = 64\nkeep = 2\nparallel = 3\n')
+    for schema in ("input", "output"):
+        (folder / f"{schema}.schema.json").write_text('{"type": "object"}')
+    (folder / "prompts" / "v1" / "template.jinja").write_text(PASSAGES)
     process = start_gateway(
         data, postgres_dsn, engine_url, TIDEGATE_LENGTH__POLICY="head", TIDEGATE_LENGTH__MAX_PROMPT_TOKENS=str(LIMIT),
         TIDEGATE_CAPABILITIES__FOLDERS=json.dumps([str(data / "capabilities")]),
@@ -112,3 +120,26 @@ def test_a_capability_refuses(house: House) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert f"more than {LIMIT}" in answer.json()["error"]["message"]
     assert house.stats()["requests"] == before
+
+
+def test_a_long_document_is_read_in_parts_and_the_caller_is_told(house: House) -> None:
+    """Every part is a call to the engine beside the answer's own; header, answer and flight have the same figures; so has a stream."""
+    before = house.stats()["requests"]
+    fields = {"document": "The pipe burst on a Monday and the cellar stood under water. " * 20, "question": "##n=4## What of the pipe?"}
+    with house.client() as client:
+        answer = client.post("/api/v1/long/reads", json=fields)
+        assert answer.status_code == 200, answer.text
+        asked = house.stats()["requests"] - before
+        streamed = client.post("/api/v1/long/reads", json=fields, headers={"accept": "text/event-stream"})
+    facts = answer.json()["shards"]
+    assert facts["parts"] > 3
+    assert asked == facts["parts"] + 1
+    assert (facts["kept"], facts["unanswered"], facts["counted"]) == (2, 0, "engine")
+    assert answer.headers["x-tidegate-shards"] == "; ".join(f"{name}={value}" for name, value in facts.items())
+    flight = house.flight(answer.headers["x-request-id"])
+    told = next(told for _, what, told in flight["decisions"] if what == "sharded")
+    assert told["prompt_tokens"] >= facts["tokens"]
+    assert "pipe" not in json.dumps(flight)
+    last = [block for block in streamed.text.split("\n\n") if block.startswith("event: answer")]
+    assert json.loads(last[0].split("data: ", 1)[1])["shards"] == facts
+    assert "event: passages" in streamed.text
