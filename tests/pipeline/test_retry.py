@@ -22,7 +22,7 @@ from tidegate.core.errors import ContextTooLong, EngineCut, EngineDown, EngineRe
 from tidegate.core.flight import Flight
 from tidegate.engines.fleet import Fleet
 from tidegate.engines.settings import EngineSettings, FleetSettings
-from tidegate.pipeline.hedge import first_of
+from tidegate.pipeline.hedge import Lost, Race, first_of
 from tidegate.pipeline.retry import Budget, Retries
 from tidegate.pipeline.settings import GenerationSettings
 from tidegate.pipeline.stages.generate import GenerateStage
@@ -360,6 +360,17 @@ async def test_what_was_told_is_gone_on_with_and_not_begun_anew() -> None:
         assert len(decisions(ask, "resumed")) == 1
 
 
+async def test_what_was_told_and_cannot_go_on_is_an_error() -> None:
+    """Two words were told and nothing may be resumed: nobody is asked to begin anew behind them."""
+    async with serving(Faulty(fault="cut", at=2), Behaviour()) as servers:
+        ask = new_ask(True)
+        with pytest.raises(EngineCut):
+            await generate(servers, True, ask=ask, max_resumes=0)
+        assert "".join(ask.text) == "wordword"
+        assert servers.requests() == {"a": 1, "b": 0}
+        assert decisions(ask, "replanned") == []
+
+
 # -- hedges
 
 HEDGED = {"hedge_after_s": 0.05, "hedge_ratio": 1.0}
@@ -376,6 +387,21 @@ async def test_who_speaks_first_is_heard(streamed: bool) -> None:
         await until(lambda: idle(servers))
         assert servers.all["a"].aborted == 1
         assert servers.fleet.members["a"].breaker.failures == 0, "to be slower once is no failure"
+
+
+def test_only_who_spoke_first_is_heard() -> None:
+    """A batch of the other one, that was on its way already, is dropped."""
+    race = Race()
+    heard: list[list[Any]] = []
+    won: list[str] = []
+    one = race.runner("one", heard.append, lambda: won.append("one"))
+    two = race.runner("two", heard.append, lambda: won.append("two"))
+    assert not race.won()
+    two(["b"])
+    with pytest.raises(Lost):
+        one(["a"])
+    two(["c"])
+    assert (heard, won, race.won()) == ([["b"], ["c"]], ["two"], True)
 
 
 @both
