@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.stores.valkey_server import ValkeyServer
 
 from tidegate.admission.book import LEFT, SLOTS, USED, Book
@@ -21,6 +23,7 @@ from tidegate.admission.shared import SharedBook
 from tidegate.core.ask import Caller
 from tidegate.core.errors import LimitsDown, RateLimited
 from tidegate.core.ports import LeaseAnswer, LeaseAsk
+from tidegate.stores.resp import address_of, connect
 from tidegate.stores.settings import ValkeySettings
 from tidegate.stores.systems.valkey import Valkey
 
@@ -78,6 +81,16 @@ class Machine:
 
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
+    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
+        one = ValkeyServer(Path(folder))
+        one.start()
+        yield one
+        one.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[ValkeyServer]:
+    """For one test's many examples."""
     with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
         one = ValkeyServer(Path(folder))
         one.start()
@@ -243,6 +256,61 @@ async def test_workers_of_a_machine_lease_as_one(server: ValkeyServer) -> None:
         assert one.word(SLOTS) >= slots
         book.join(0)
         (await one.admit(10)).settle(10)
+
+
+WHAT = st.sampled_from(["admit", "admit", "settle", "refund", "back", "kill"])
+STEPS = st.lists(st.tuples(WHAT, st.integers(0, 1), st.integers(1, 90)), max_size=30)
+
+
+@given(STEPS)
+@settings(max_examples=12, deadline=None)
+def test_whatever_happens_machines_never_pass_a_limit_together(shared_server: ValkeyServer, steps: list[tuple[str, int, int]]) -> None:
+    """Runs, refunds, leases given back and machines killed in the middle, in any order: what ran and what is reserved is never more than the
+    limit, and where nothing was killed all of it can be used in the end."""
+
+    async def walk() -> None:
+        connection = await connect(address_of(shared_server.url), [("FLUSHALL",)])
+        connection.close()
+        await asyncio.sleep(0)
+        both = [Machine(shared_server.url, COINS) for _ in range(2)]
+        running: list[tuple[int, int, Ticket]] = []
+        used, killed = 0, False
+        for what, number, tokens in steps:
+            if what == "admit":
+                with contextlib.suppress(RateLimited):
+                    running.append((number, tokens, await both[number].admit(tokens)))
+            elif what == "back":
+                await both[number].leases.give_back()
+            elif what == "kill":
+                killed = True
+                used += sum(tokens for of, tokens, _ in running if of == number)  # nobody knows, so they count as used
+                running = [one for one in running if one[0] != number]
+                both[number].keeping.cancel()
+                await asyncio.gather(both[number].keeping, return_exceptions=True)
+                await both[number].store.close()
+                both[number] = Machine(shared_server.url, COINS)
+            elif running:
+                _, reserved, ticket = running.pop(tokens % len(running))
+                if what == "refund":
+                    ticket.refund()
+                else:
+                    ticket.settle(reserved)
+                    used += reserved
+            assert used + sum(tokens for _, tokens, _ in running) <= 300
+        for _, reserved, ticket in running:
+            ticket.settle(reserved)
+            used += reserved
+        for machine in both:
+            await machine.stop()
+        if not killed:
+            last = Machine(shared_server.url, COINS)
+            if used < 300:
+                (await last.admit(300 - used)).settle(300 - used)
+            with pytest.raises(RateLimited):
+                await last.admit()
+            await last.stop()
+
+    asyncio.run(walk())
 
 
 # -- when it is gone

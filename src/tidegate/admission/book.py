@@ -33,7 +33,7 @@ LEFT = 5  # three: units leased and not spent; below 0 they are owed
 DRY = 8  # three: no use in asking for units before this instant
 READY = 11  # three: when the units are expected that were asked for
 SLOTS, SLOTS_DRY, SLOTS_UNTIL = 14, 15, 16  # leased slots, as DRY, and the end of their lease
-SPENT = 17  # three: units drawn since the last renewal
+FRESH = 17  # three: units that were there after the last renewal: the difference to LEFT was spent since
 ASKED, TOUCHED, BEAT = 20, 21, 22  # no renewal in the background before; last drawn from; last renewed
 LOW = 23  # three: a renewal is due below
 RECORD = 26
@@ -184,13 +184,14 @@ class Book:
 
     def draw(self, way: Way, units: Units, now: int) -> tuple[int, bool]:
         """As `take`, from what is leased; True where a renewal is due. Raises Short, Unleased, Moved."""
-        words = self.words
-        may_draw(words, way, units, now)
-        for _, _, used, _ in way[0]:
+        words, due = self.words, may_draw(self.words, way, units, now)
+        for _, at, used, _ in way[0]:
             words[used] += 1
-        for word, kind, price, _, most, _, _ in way[1]:
-            words[word] += min(units[kind], most) * price
-        return 0, note(words, way, units, now)
+            words[at + TOUCHED] = now
+        for word, kind, _, _, most, at, _ in way[1]:
+            words[word] -= min(units[kind], most)
+            words[at + TOUCHED] = now
+        return 0, due
 
     def settle(self, way: Way, reserved: Units, used: Units, entry: int) -> None:
         """A run is over that took `reserved` and used `used`."""
@@ -253,27 +254,22 @@ def refuse(words: Words, way: Way, units: Units, now: int) -> NoReturn:
     raise Short(worst, late)
 
 
-def may_draw(words: Words, way: Way, units: Units, now: int) -> None:
-    """Raises Moved; Short where it is known that no more can be leased, else Unleased where less is leased."""
+def may_draw(words: Words, way: Way, units: Units, now: int) -> bool:
+    """Whether a renewal is due behind this draw. Raises Moved; Short where it is known that no more can be leased, else Unleased."""
+    due = False
     for place, (who, at, used, most) in enumerate(way[0]):
         if words[at] != who:
             raise Moved
-        if most and (words[used] >= words[at + SLOTS] or words[at + SLOTS_UNTIL] <= now):
-            raise Short(-1 - place, 0) if words[at + SLOTS_DRY] > now else Unleased
+        if most:
+            room = words[at + SLOTS] - words[used]
+            if room <= 0 or words[at + SLOTS_UNTIL] <= now:
+                raise Short(-1 - place, 0) if words[at + SLOTS_DRY] > now else Unleased
+            if room == 1 and words[at + ASKED] <= now and words[at + SLOTS_DRY] <= now:
+                due = True
     for index, (word, kind, _, _, most, at, _) in enumerate(way[1]):
-        if words[word] < min(units[kind], most):
+        left = words[word] - min(units[kind], most)
+        if left < 0:
             raise Short(index, max(words[at + READY + kind], words[at + DRY + kind]) - now) if words[at + DRY + kind] > now else Unleased
-
-
-def note(words: Words, way: Way, units: Units, now: int) -> bool:
-    """Note a draw in its records; True where one of them should be renewed before it is empty."""
-    due = False
-    for _, at, used, most in way[0]:
-        words[at + TOUCHED] = now
-        if most and words[used] >= words[at + SLOTS] and words[at + ASKED] <= now and words[at + SLOTS_DRY] <= now:
-            due = True
-    for word, kind, _, _, _, at, _ in way[1]:
-        words[at + SPENT + kind] += units[kind]
-        if words[word] <= words[at + LOW + kind] and words[at + ASKED] <= now:
+        if left <= words[at + LOW + kind] and words[at + ASKED] <= now:
             due = True
     return due

@@ -18,6 +18,7 @@ from tidegate.admission.book import (
     ASKED,
     BEAT,
     DRY,
+    FRESH,
     LEFT,
     LOW,
     MOST_DEBT,
@@ -26,7 +27,6 @@ from tidegate.admission.book import (
     SLOTS,
     SLOTS_DRY,
     SLOTS_UNTIL,
-    SPENT,
     TOUCHED,
     USED,
     WHO,
@@ -174,18 +174,19 @@ class Leases:
                 sets.append((SLOTS_DRY, now + int(_SHORTEST_DRY_S * SECOND)))
         sets.append((ASKED, now + int(_SHORTEST_DRY_S * SECOND) if short else 0))
         self._book.add(at, adds, sets)
+        self._book.add(at, (), [(FRESH + kind, self._book.words[at + LEFT + kind]) for kind in range(3)])
 
     def _ask_of(self, at: int, subject: Subject, need: _Need, now: int, *, idle: bool) -> LeaseAsk:
         words = self._book.words
         wanted = [0, 0, 0]
         for kind, limit in enumerate(subject.most[:3]):
             if limit and not idle:
-                usual = min(max(2 * words[at + SPENT + kind], min(_FIRST, limit // 50) * max(1, need.least[kind])), max(1, limit // 10))
+                spent = words[at + FRESH + kind] - words[at + LEFT + kind]
+                usual = min(max(2 * spent, min(_FIRST, limit // 50) * max(1, need.least[kind])), max(1, limit // 10))
                 wanted[kind] = max(usual, need.all[kind])
         # Debts are paid, and more than is wanted goes back. It is off our book before it is on its way.
         calm = idle or now - words[at + TOUCHED] > SECOND
         given = self._book.give(at, [2 * units if calm else MOST_DEBT for units in wanted])
-        self._book.add(at, (), [(SPENT + kind, 0) for kind in range(3)])
         rates = []
         for kind, limit in enumerate(subject.most[:3]):
             left = max(0, words[at + LEFT + kind])

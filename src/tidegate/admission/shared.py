@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 from tidegate.admission.book import (
     HEAD,
+    LOW,
     MOST_DEBT,
     RECORD,
     TOUCHED,
@@ -35,7 +36,6 @@ from tidegate.admission.book import (
     Words,
     idle,
     may_draw,
-    note,
     refuse,
 )
 from tidegate.core.errors import LimitsDown, SettingsError
@@ -178,22 +178,29 @@ class SharedBook(Book):
 
     def draw(self, way: Way, units: Units, now: int) -> tuple[int, bool]:
         """See Book, and `take`."""
-        words = self.words
+        words, due = self.words, False
         noted: list[int] = []
         changes: list[tuple[int, int]] = []
-        self._enter()
+        if got := self._try(self._mutex):
+            self._wait(got)
         try:
-            may_draw(words, way, units, now)
-            for _, _, used, _ in way[0]:
+            for who, at, used, most in way[0]:
                 running = words[used]
+                if words[at] != who or most:
+                    due = may_draw(words, way, units, now) or due
                 noted += used, 1, running
                 changes.append((used, running + 1))
-            for word, kind, price, _, most, _, _ in way[1]:
-                left = words[word]
-                cost = min(units[kind], most) * price
-                noted += word, cost, left
-                changes.append((word, left + cost))
-            return self._commit(noted, changes), note(words, way, units, now)
+                words[at + TOUCHED] = now
+            for word, kind, price, _, most, at, _ in way[1]:
+                held = words[word]
+                wanted = units[kind]
+                cost = (wanted if wanted < most else most) * price
+                left = held + cost
+                if left <= words[at + LOW + kind]:
+                    due = may_draw(words, way, units, now) or due
+                noted += word, cost, held
+                changes.append((word, left))
+            return self._commit(noted, changes), due
         finally:
             self._unlock(self._mutex)
 

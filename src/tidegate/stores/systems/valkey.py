@@ -139,6 +139,7 @@ class Valkey:
     async def close(self) -> None:
         """See LeaseStore."""
         self._drop("closed")
+        await asyncio.sleep(0)  # in the next turn the socket is closed
 
 
 def _answer(reply: Any) -> LeaseAnswer:
