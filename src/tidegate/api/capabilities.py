@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -118,9 +119,20 @@ class CapabilityRoute:
                 held.place, held.model = FREE, model
                 held.place = self._enter(exchange, ask, body, model)
             if held.place.waits:
-                await turn(held.place, ask.flight)
+                await self._turn(held.place, ask)
 
         await self._ladder.walk(ask, busy, slot)
+
+    async def _turn(self, place: Place, ask: Ask) -> None:
+        """Where a lower rung may answer, nobody waits longer for a slot than for a first token, however short the wait was forecast to be."""
+        wait_s = self._capability.manifest.budgets.first_token_s
+        try:
+            async with asyncio.timeout(wait_s) as patience:
+                await turn(place, ask.flight)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            raise Busy(f"No slot was free within {wait_s:g} s.", hint="Try again later, or raise budgets.first_token_s in capability.toml.") from None
 
     def _rung(self, ask: Ask) -> list[Header]:
         """The header that names the rung, where there is a ladder."""
