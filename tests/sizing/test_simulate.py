@@ -385,8 +385,8 @@ def test_the_command_prints_a_table_for_each_scenario(tmp_path: Path) -> None:
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,480,10\n2023-11-16 18:17:04.03,90,8\n")
     code, out = said("--trace", str(file), "--what-if", "burst=50", "--what-if", "burst=60,slots=2", "--plot", str(tmp_path / "p.svg"))
     assert code == 0, out
-    assert "50 requests of azure-2023, burst=50" in out
-    assert "60 requests of azure-2023, slots=2,burst=60" in out
+    assert "50 requests of azure-2023 on 16 slots: burst=50" in out
+    assert "60 requests of azure-2023 on 2 slots: slots=2,burst=60" in out
     assert all(out.count(f"\n{name} ") == 2 for name in BASELINES)
     assert (tmp_path / "p.svg").is_file()
 

@@ -31,7 +31,7 @@ class Simulated:
     @property
     def title(self) -> str:
         asked = next(iter(self.figures.values())).asked
-        return f"{asked:,} requests of {self.trace.format}, {differences(self.scenario) or 'nothing changed'}"
+        return f"{asked:,} requests of {self.trace.format} on {self.scenario.slots} slots: {differences(self.scenario) or 'nothing changed'}"
 
 
 def bound(trace: Trace, scenario: Scenario, seed: int) -> int | None:
