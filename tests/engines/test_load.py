@@ -101,13 +101,19 @@ Serve = Callable[[asyncio.StreamWriter], Awaitable[None]]
 async def endpoint(serve: Serve) -> AsyncIterator[str]:
     """A server that reads a request and does what `serve` says, connection by connection."""
 
+    meetings: set[asyncio.Task[Any]] = set()
+
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        meetings.add(task)
         try:
             while await reader.readuntil(b"\r\n\r\n"):
                 await serve(writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # its end, or ours
         finally:
+            meetings.discard(task)
             writer.close()
 
     server = await asyncio.start_server(meet, "127.0.0.1", 0)
@@ -115,6 +121,9 @@ async def endpoint(serve: Serve) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
     finally:
         server.close()
+        for task in list(meetings):
+            task.cancel()
+        await asyncio.gather(*meetings, return_exceptions=True)
 
 
 def told(body: bytes, status: str = "200 OK") -> Serve:
