@@ -297,11 +297,10 @@ def test_a_booking_lapses() -> None:
     world = World(1, forecast_s=1.0, booking_lapse_s=4.0)
     world.teach(5.0)
     world.fill()
-    at_s = refuse(world, key="told")
-    refuse(world, key="late")
+    at_s, late_s = refuse(world, key="told"), refuse(world, key="late")
     world.now += int((at_s + 3.9) * S)
     assert world.enter("t", "told").booked
-    world.now += int(at_s * S) + 10 * S
+    world.now += int((late_s - at_s + 0.2) * S)
     refuse(world, key="late")
     assert world.lane.bookings.lapsed == 1
 
@@ -328,6 +327,31 @@ def test_bookings_of_a_flood_do_not_move_another_tenants_instant() -> None:
     assert told
     assert told[0] < 10
     assert last > 200
+
+
+def test_tenants_with_booked_places_share_the_rate() -> None:
+    """Two tenants are told to come back at half the rate each at which one alone is: together no faster than they can be served."""
+    world = World(4, forecast_s=0.5)
+    world.teach(1.0)
+    world.fill()
+    one = [refuse(world, "one", f"a{n}") for n in range(20)]
+    two = [refuse(world, "two", f"b{n}") for n in range(40)]
+    assert two[-1] - two[0] > 3 * (one[-1] - one[0])
+
+
+def test_what_never_ran_is_not_charged() -> None:
+    """A tenant whose request failed stands where it stood before: its next one comes before that of a tenant that was served."""
+    world = World(2, forecast_s=600)
+    world.enter("stays")  # so that the lane is never idle, which would forgive all
+    for tenant, tokens in (("failed", 0), ("served", 30_050)):
+        world.enter(tenant, tokens=30_000).leave(tokens)
+    running = world.enter("other")
+    turns: list[str] = []
+    for tenant in ("served", "failed"):
+        place = world.enter(tenant, tokens=10)
+        place.on_turn = lambda tenant=tenant: turns.append(tenant)  # type: ignore[misc]
+    running.leave(150)
+    assert turns == ["failed"]
 
 
 def test_booked_places_keep_no_slot_idle() -> None:

@@ -25,7 +25,8 @@ QUICK = "##t=1,i=1,n=2##"
 @pytest.fixture(scope="module")
 def gated(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """A gateway of its own whose engine has two slots; the forecast may be an hour."""
-    yield from gateway(postgres_dsn, tmp_path_factory, TIDEGATE_ADMISSION__FORECAST_S="3600", TIDEGATE_SERVER__HEAD_WAIT_S="0.2")
+    more = {"TIDEGATE_SERVER__HEAD_WAIT_S": "0.2", "TIDEGATE_STREAMS__CALLERS_MAY": '["drain"]'}
+    yield from gateway(postgres_dsn, tmp_path_factory, TIDEGATE_ADMISSION__FORECAST_S="3600", **more)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_a_third_waits_and_is_told_how_long(gated: House, streams: Streams) -> N
     waited_ms = int(answer.headers["x-tidegate-queue-ms"])
     flight = gated.flight(answer.headers["x-request-id"])
     queue_ns = sum(spent_ns for part, spent_ns in flight["laps"] if part == "queue")
-    assert abs(queue_ns / 1e6 - waited_ms) < 50
+    assert queue_ns / 1e6 >= waited_ms - 1
     (queued,) = [facts for _, what, facts in flight["decisions"] if what == "queued"]
     assert queued["tenant_class"] == "standard"
     assert queued["ahead"] == 0
@@ -138,11 +139,12 @@ def test_who_gets_a_slot_at_once_is_not_told_of_a_queue(gated: House) -> None:
     assert "queued" not in [what for _, what, _ in flight.get("decisions", [])]
 
 
-def test_a_client_that_leaves_while_it_waits_frees_its_place(gated: House, streams: Streams) -> None:
-    """Its place is gone at once, its flight says that it left, and nothing was sent to the engine for it."""
+@pytest.mark.parametrize("headers", [{}, {"x-tidegate-leave": "drain"}], ids=["cancel", "drain"])
+def test_a_client_that_leaves_while_it_waits_frees_its_place(gated: House, streams: Streams, headers: dict[str, str]) -> None:
+    """Its place is gone at once, its flight says that it left, and nothing was sent to the engine for it. Where running answers are drained, too."""
     fill(gated, streams)
     before = gated.stats()["requests"]
-    leave = streams.start()
+    leave = streams.start(**headers)
     until(lambda: lane(gated)["waiting"] == 1, "one that waits")
     leave()
     until(lambda: lane(gated)["waiting"] == 0, "its place freed")

@@ -242,7 +242,7 @@ class Exchange(Client):
         flight = self.flight
         if self.kept is not None and self.started:  # before the head it has no id to come back with
             flight.decide("client_left", policy="keep", tokens=len(flight.token_ns))
-        elif self.drain_tokens:
+        elif self.drain_tokens and flight.engine:  # before an engine was asked there is nothing to drain, and a place in the queue to free
             flight.decide("client_left", policy="drain", tokens=len(flight.token_ns))
             self._drained_at = len(flight.token_ns) + self.drain_tokens
         else:
