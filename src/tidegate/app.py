@@ -225,7 +225,7 @@ class Gateway:
         generate = GenerateStage(
             self.fleet, control=watching, max_resumes=generation.max_resumes, resume_wait_s=generation.resume_wait_s, retries=parts.retries
         )
-        entrance = Entrance(settings.door)
+        entrance = Entrance(settings.door) if settings.door.v1 else None
         hot: dict[str, Route] = {
             "/v1/chat/completions": GenerationRoute("chat", limits, generate, entrance, fitting),
             "/v1/completions": GenerationRoute("completion", limits, generate, entrance, fitting),

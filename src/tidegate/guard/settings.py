@@ -26,9 +26,14 @@ class GuardSettings(Section):
 
 
 class DoorSettings(Section):
-    """`[door]` of tidegate.toml, for every request to a model: what its texts may hold. `pass` looks for nothing, `mark` lets it pass and tells of it
-    in the flight and in the header `x-tidegate-door`, `refuse` is an error 400. A capability may say otherwise in its capability.toml."""
+    """`[door]` of tidegate.toml, for every request to a capability, and where `v1` says so to /v1: what its texts may hold. `pass` looks for
+    nothing, `mark` lets it pass and tells of it in the flight and in the header `x-tidegate-door`, `refuse` is an error 400. A capability may say
+    otherwise in its capability.toml."""
 
+    v1: bool = Field(
+        False,
+        description="Whether requests to /v1 are looked at too. A usual prompt takes 2 us, one of 200 kB up to 10 ms in which nobody else is served.",
+    )
     max_chars: int = Field(0, ge=0, description="Most characters of all texts of a request together; 0: as many as server.max_body_bytes allows.")
     max_depth: int = Field(MAX_DEPTH, ge=1, le=MAX_DEPTH, description="How deep lists and objects may lie in each other.")
     control: Action = Field("mark", description="Control characters other than tabs and line ends.")
