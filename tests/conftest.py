@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # How wide the terminal is in which the tests were begun is no matter of theirs; pytest-xdist says it to its workers.
 os.environ.pop("COLUMNS", None)
+
+
+# How long an example takes depends on what else the machine does: no fact of ours.
+hypothesis.settings.register_profile("tidegate", deadline=None)
+hypothesis.settings.load_profile("tidegate")
 
 
 @pytest.fixture(scope="session")
