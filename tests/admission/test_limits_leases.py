@@ -21,8 +21,8 @@ from tidegate.admission.prices import Prices
 from tidegate.admission.settings import LimitSettings, PriceSettings
 from tidegate.admission.shared import SharedBook
 from tidegate.core.ask import Caller
-from tidegate.core.errors import LimitsDown, RateLimited
-from tidegate.core.ports import LeaseAnswer, LeaseAsk
+from tidegate.core.errors import LimitsDown, RateLimited, StoreDown
+from tidegate.core.ports import LeaseAnswer, LeaseAsk, RateAnswer
 from tidegate.stores.resp import address_of, connect
 from tidegate.stores.settings import ValkeySettings
 from tidegate.stores.systems.valkey import Valkey
@@ -394,8 +394,10 @@ class Liar:
 
     def __init__(self, answers: list[Any]) -> None:
         self.answers = answers
+        self.asked: list[LeaseAsk] = []
 
     async def renew(self, machine: str, slots_s: float, asks: Sequence[LeaseAsk]) -> list[LeaseAnswer]:
+        self.asked += asks
         answer = self.answers.pop(0) if self.answers else []
         if isinstance(answer, Exception):
             raise answer
@@ -411,3 +413,20 @@ async def test_a_fault_of_the_store_leaves_nobody_waiting() -> None:
     ticket = limits.admit(KEY, 1)
     with pytest.raises((RuntimeError, RateLimited, LimitsDown)):
         await asyncio.wait_for(ticket.leased(), 5)
+
+
+async def test_a_debt_is_owed_until_it_has_arrived() -> None:
+    """What was used beyond a lease is not forgotten because the store was away when it was to be told."""
+    nothing = RateAnswer(0, 0.0, 0)
+    granted, paid = ([LeaseAnswer([nothing, RateAnswer(units, 0.0, 0), nothing], 0)] for units in (100, 0))
+    store = Liar([granted, StoreDown("away"), paid])
+    leases = Leases(store, "share", 2)
+    limits = Limits(LimitSettings(tokens_per_minute=1000), leases=leases)
+    (await limits.admit(KEY, 10).leased()).settle(500)
+    await leases.give_back()
+    assert not leases.up
+    leases.up = True
+    await leases.give_back()
+    assert [ask.rates[1].give for ask in store.asked] == [0, -400, -400]
+    [seat] = limits._plans["key"].seats
+    assert limits.book.words[seat.at + LEFT + 1] == 0
