@@ -20,6 +20,7 @@ from tidegate.engines.wire import Connection, Patience, Pool
 
 from .conftest import BOUND_S, Build, ask
 
+PATIENCE = Patience()
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -140,14 +141,15 @@ class Fed:
     close = abort
 
 
-def fed_stream() -> tuple[Stream, Connection, Fed]:
+def fed_stream(patience: Patience = PATIENCE) -> tuple[Stream, Connection, Fed]:
     """A stream whose head was read, with its connection."""
     transport = Fed()
-    conn = Connection(Pool("The engine", "http://127.0.0.1:1", Patience()))
+    conn = Connection(Pool("The engine", "http://127.0.0.1:1", patience))
     conn.connection_made(transport)  # type: ignore[arg-type]
+    conn.pool._all.add(conn)
     reply = conn.send(b"", asyncio.get_running_loop(), 60.0)
     conn.data_received(HEAD)
-    stream = Stream(reply, Dialect("The engine"), Flight("test"), Patience(), prompt_bytes=1, max_event_bytes=1 << 20, max_answer_bytes=1 << 26)
+    stream = Stream(reply, Dialect("The engine"), Flight("test"), patience, prompt_bytes=1, max_event_bytes=1 << 20, max_answer_bytes=1 << 26)
     return stream, conn, transport
 
 
@@ -196,6 +198,19 @@ async def test_a_taker_that_is_through_gets_no_more() -> None:
         conn.data_received(words(number, 1))
     async with asyncio.timeout(BOUND_S):
         with pytest.raises(ValueError, match="mine"):
+            await relaying
+    assert taken == ["0 "]
+
+
+async def test_silence_after_a_token_is_seen_long_before_the_first_ones_time() -> None:
+    """The first token may take its time; once it came, in the turn of its read, the next one has its own shorter time."""
+    stream, conn, _ = fed_stream(Patience(first_token_s=10 * BOUND_S, inter_token_s=0.1, total_s=20 * BOUND_S))
+    taken: list[str] = []
+    relaying = asyncio.ensure_future(stream.relay(lambda batch: taken.extend(chunk.text for chunk in batch)))
+    await asyncio.sleep(0)
+    conn.data_received(words(0, 1))
+    async with asyncio.timeout(BOUND_S):
+        with pytest.raises(EngineStalled, match="next token"):
             await relaying
     assert taken == ["0 "]
 

@@ -110,7 +110,9 @@ class Reply:
     def extend(self, until_ns: int, waits_for: str) -> None:
         """A reader that waits goes on waiting, until then and for this."""
         self._stall = waits_for
-        self._deadline_ns = min(until_ns, self._total_ns)
+        self._deadline_ns = until_ns = until_ns if until_ns < self._total_ns else self._total_ns
+        if until_ns < self._pool.fires_ns:  # the first token may have had more time than the next
+            self._pool.watch(until_ns)
 
     def abort(self) -> None:
         """Close the connection at once, unless the answer is whole (then the connection is no longer ours). Wakes a reader that waits."""
