@@ -148,3 +148,23 @@ async def test_every_way_out_books_one_flight(route: Callable[[Exchange], Awaita
     assert not house.running
     for task in asyncio.all_tasks() - before:  # whoever waits to see the client leave ends with the connection
         task.cancel()
+
+
+async def test_one_request_takes_nobody_elses_deadline_along(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the look at one request fails, the log says so and the others are looked at as ever."""
+    house = House(KeyRing(Memory(), {}, refresh_s=1.0), [Notes()], b"secret", lambda flight_id, text: b"", 1000, 10.0)
+    looked: list[str] = []
+
+    class Odd(Exchange):
+        def look(self, now_ns: int) -> None:
+            looked.append(self.path)
+            raise ZeroDivisionError
+
+    async def nothing(*_: Any) -> dict[str, Any]:
+        return {}
+
+    for path in ("/one", "/two"):
+        house.running.add(Odd(house, {"path": path, "method": "POST", "headers": []}, nothing, nothing))  # type: ignore[arg-type]
+    house._look()
+    assert sorted(looked) == ["/one", "/two"]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]

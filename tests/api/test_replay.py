@@ -225,6 +225,104 @@ async def test_all_streams_together_hold_their_bound() -> None:
     assert streams.find(ids[4], CALLER).last == 2
 
 
+async def test_one_large_piece_may_cost_many_streams() -> None:
+    """Hundreds of finished streams go for one piece, also where a run waits for room; that one goes on once there is some."""
+    streams = kept(replay_total_bytes=400_000, replay_bytes=131_072)
+    for n in range(300):
+        ended = opened(streams, Client(), f"{n:032x}")
+        ended.add(event(1, 500))
+        ended.finish(b"data: [DONE]\n\n", "stop")
+    waits, talks = opened(streams, Client(), "e" * 32), opened(streams, Client(), "f" * 32)
+    reader_of(waits).leave()
+    room = waits.add(event(1, 66_000))
+    assert room is not None
+    waiting = asyncio.ensure_future(room)
+    await asyncio.sleep(0)
+    talks.add(event(1, 300_000))
+    assert streams.size <= 400_000
+    assert len(streams) < 100
+    assert not waiting.done()
+    waits.attach(Client(), 0).push()
+    await asyncio.wait_for(waiting, 5)
+
+
+@hypothesis.given(st.integers(0, 2**32))
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_many_streams_share_their_room(seed: int) -> None:
+    """Runs that wait, end, are cancelled and dropped, readers that come and go, and the time: what is counted is what is there, nobody waits
+    for ever, and in the end nothing is left."""
+    asyncio.run(many_streams(random.Random(seed)))
+
+
+async def many_streams(rng: random.Random) -> None:
+    total, one = rng.choice([16_384, 30_000, 100_000]), rng.choice([16_384, 40_000])
+    streams = kept(replay_total_bytes=total, replay_bytes=one, replay_streams=rng.choice([2, 5, 40]))
+    runs: list[tuple[KeptStream, asyncio.Task[None], list[tuple[Reader, Client, int]]]] = []
+    now_s = asyncio.get_running_loop().time()
+
+    async def run(stream: KeptStream, count: int, size: int) -> None:
+        try:
+            for n in range(1, count + 1):
+                if (room := stream.add(event(n, rng.randint(1, size)))) is not None:
+                    await room
+            stream.finish(b"data: [DONE]\n\n", "stop")
+        except asyncio.CancelledError:
+            if rng.random() < 0.5:
+                stream.finish(b"data: late\n\n", "error")
+            else:
+                streams.drop(stream)
+
+    for number in range(rng.randint(10, 120)):
+        step = rng.random()
+        if step < 0.2:
+            client = Client(rng.choice([0, 2, 1000]))
+            stream = streams.open(f"{number:032x}", CALLER, client)
+            if stream is None:
+                continue
+            readers = [(reader_of(stream), client, 0)]
+            task = asyncio.ensure_future(run(stream, rng.randint(1, 20), rng.choice([1, 1000, 20_000])))
+            client.give_up = task.cancel  # type: ignore[assignment, method-assign]
+            runs.append((stream, task, readers))
+            await asyncio.sleep(0)
+        elif step > 0.9:
+            streams.look(now_s + rng.choice([0, 0, 100]))
+        elif runs:
+            stream, task, readers = rng.choice(runs)
+            reader, client, before = readers[-1]
+            step = rng.random()
+            if step < 0.3:
+                reader.leave()
+            elif step < 0.6:
+                client.room += rng.randint(0, 4)
+                reader.push()
+            elif step < 0.85:
+                has = before + rng.randint(0, len(client.numbers))
+                client = Client(rng.choice([0, 1, 1000]))
+                try:
+                    reader = streams.find(stream.id, CALLER).attach(client, has)
+                except ResumeLost:
+                    continue
+                readers.append((reader, client, has))
+                reader.push()
+            else:
+                task.cancel()
+        if rng.random() < 0.6:
+            await asyncio.sleep(0)
+        assert streams.size == sum(stream._size for stream in streams._streams.values())
+    while any(not task.done() for _, task, _ in runs) or len(streams):
+        for _, _, readers in runs:
+            readers[-1][1].room = 1_000_000
+            readers[-1][0].push()
+        streams.look(now_s + 100)
+        await asyncio.sleep(0)
+    assert streams.size == 0
+    for _, task, readers in runs:
+        task.result()
+        for reader, client, before in readers:
+            assert reader.done.done()
+            assert client.numbers == list(range(before + 1, before + 1 + len(client.numbers)))
+
+
 async def test_a_stream_too_many_is_not_kept() -> None:
     """The number of streams is bounded; running ones are not thrown out for a new one."""
     streams = kept(replay_streams=2)

@@ -104,7 +104,10 @@ class House:
     def _look(self) -> None:
         now_ns = time.perf_counter_ns()
         for exchange in list(self.running):
-            exchange.look(now_ns)
+            try:
+                exchange.look(now_ns)
+            except Exception:  # the last door: one request takes nobody else's deadline along
+                log.exception("unexpected error in a look at %s, trace_id %s", exchange.path, exchange.flight.id)
         self.kept.look(asyncio.get_running_loop().time())
 
 

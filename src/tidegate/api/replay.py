@@ -150,6 +150,7 @@ class KeptStream:
     def finish(self, piece: bytes, end: End) -> None:
         """The last events, however it ended."""
         self._number(piece)
+        self._waiters.clear()  # who still stands there was cancelled
         self.ended = True
         self.end = end
         self.idle_since_s = asyncio.get_running_loop().time()
@@ -236,6 +237,7 @@ class KeptStream:
         self.streams.size -= self._size
         self._size = 0
         self._events.clear()
+        self._waiters.clear()
 
 
 class KeptStreams:
@@ -247,14 +249,18 @@ class KeptStreams:
         self.size = 0
         self._streams: dict[str, KeptStream] = {}
         self._gone: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._telling = False  # those that wait for room hear of it in the loop's next turn
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def open(self, stream_id: str, caller: Caller, run: Run) -> KeptStream | None:
         """A new stream with its first reader; None where there is no room for one more."""
-        if len(self._streams) >= self.settings.replay_streams and not self._evict_one():
-            return None
+        if len(self._streams) >= self.settings.replay_streams:
+            idle = self._idle()
+            if not idle:
+                return None
+            self._evict(idle[0])
         stream = self._streams[stream_id] = KeptStream(self, stream_id, caller, run)
         return stream
 
@@ -272,26 +278,42 @@ class KeptStreams:
         """Forget a stream and its events. `remember`: a client that comes for it is told that it is gone."""
         if self._streams.pop(stream.id, None) is None:
             return
-        stream.clear()
-        if remember:
-            self._gone[stream.id] = stream.caller
-            if len(self._gone) > MOST_REMEMBERED:
-                self._gone.popitem(last=False)
+        self._forget(stream, remember=remember)
         if stream.reader is not None:
             stream.reader.leave("gone")
         self.released()
 
     def evict(self) -> None:
-        """Drop finished streams until the total is within its bound, or none is left."""
-        while self.size > self.settings.replay_total_bytes and self._evict_one():
-            pass
+        """Drop finished streams until the total is within its bound, or none is left. Those that wait for room are told in the loop's next turn: one
+        of them may be who makes this room."""
+        total = self.settings.replay_total_bytes
+        idle = self._idle() if self.size > total else []
+        for stream in idle:
+            if self.size <= total:
+                break
+            self._evict(stream)
 
-    def _evict_one(self) -> bool:
-        idle = [stream for stream in self._streams.values() if stream.ended and stream.reader is None]
-        if not idle:
-            return False
-        self.drop(min(idle, key=lambda stream: stream.idle_since_s))
-        return True
+    def _idle(self) -> list[KeptStream]:
+        """Finished streams that nobody reads, the one that waits longest first."""
+        return sorted((one for one in self._streams.values() if one.ended and one.reader is None), key=lambda one: one.idle_since_s)
+
+    def _evict(self, stream: KeptStream) -> None:
+        del self._streams[stream.id]
+        self._forget(stream, remember=True)
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._telling = False
+        self.released()
+
+    def _forget(self, stream: KeptStream, *, remember: bool) -> None:
+        stream.clear()
+        if remember:
+            self._gone[stream.id] = stream.caller
+            if len(self._gone) > MOST_REMEMBERED:
+                self._gone.popitem(last=False)
 
     def released(self) -> None:
         """Something may have become free: let those that wait for room look again."""
