@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -459,6 +459,31 @@ async def test_a_client_that_leaves_frees_both(streamed: bool) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await until(lambda: idle(servers))
+
+
+@pytest.mark.parametrize("fault", ["early_head", "none"])
+@pytest.mark.parametrize("wins", ["a", "b"])
+async def test_who_is_let_go_takes_the_winner_nothing(wins: str, fault: str) -> None:
+    """Whether an engine answers with its head at once or with its first token: the one that is let go is let go when the other speaks, and that one's
+    answer goes on to its own end."""
+    slow, quick = Faulty(fault=fault, first=Curve(20_000.0)), Faulty(fault=fault, first=Curve(300.0), between=Curve(30.0))
+    async with serving(*([quick, slow] if wins == "a" else [slow, quick])) as servers:
+        ask = new_ask(True, "##n=30,w=word##")
+        loser = servers.all["b" if wins == "a" else "a"]
+        emit, busy = ask.emit, []
+        assert emit is not None
+
+        def notes(batch: list[Chunk]) -> Awaitable[None] | None:
+            busy.append(loser.active)
+            return emit(batch)
+
+        ask.emit = notes
+        await generate(servers, True, ask=ask, budget=retries(**HEDGED))
+        assert (ask.flight.engine, len(decisions(ask, "hedged"))) == (wins, 1)
+        assert ("".join(ask.text), ask.flight.end, len(ask.flight.token_ns)) == ("word" * 30, "stop", 30)
+        assert busy[-1] == 0
+        await until(lambda: idle(servers))
+        assert (loser.aborted, servers.all[wins].aborted) == (1, 0)
 
 
 async def test_a_hedged_answer_that_breaks_off_goes_on() -> None:

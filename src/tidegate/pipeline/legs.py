@@ -18,7 +18,7 @@ from tidegate.core.errors import CannotContinue, EngineCut, EngineDown, EngineEr
 from tidegate.core.ports import Engine, EngineStream
 from tidegate.pipeline.bare import says_only
 from tidegate.pipeline.control import Control
-from tidegate.pipeline.hedge import Race, first_of
+from tidegate.pipeline.hedge import Lost, Race, first_of
 from tidegate.pipeline.parts import Engines
 from tidegate.pipeline.told import Told
 from tidegate.pipeline.watch import Stop, Watch
@@ -202,9 +202,11 @@ class Legs:
     async def _race(self, after_s: float, other: Callable[[], tuple[Engine, EngineCall] | None]) -> None:
         """The first leg, of whoever speaks first."""
         race = Race()
-        streams: list[EngineStream] = []
+        tasks: list[asyncio.Task[Any] | None] = []
 
         async def runs(engine: Engine, call: EngineCall) -> None:
+            task = asyncio.current_task()
+            tasks.append(task)
             stream = await engine.start(call, self._ask.flight)
 
             def wins() -> None:
@@ -212,13 +214,14 @@ class Legs:
                     self._ask.flight.decide("hedge_won", engine=engine.name)
                 self._engine, self._call, self._stream = engine, call, stream
                 self._ask.flight.engine = engine.name
-                for one in streams:
-                    if one is not stream:
-                        one.abort()
+                for one in tasks:
+                    if one is not None and one is not task:
+                        one.cancel()  # wherever it is, also where its engine has not answered yet
 
-            streams.append(stream)
             try:
                 await stream.relay(race.runner(stream, self._take, wins))
+                if race.won() and race.winner is not stream:
+                    raise Lost
             finally:
                 if race.winner is not stream:
                     stream.abort()
