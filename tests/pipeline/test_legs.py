@@ -577,6 +577,34 @@ async def test_text_put_in_from_outside(control: Control | None) -> None:
     assert engine.script.continued[1].token_ids is None
 
 
+@pytest.mark.parametrize("control", [None, Control(BAD)])
+@pytest.mark.parametrize(("batch", "whole"), [(1, "a b (look) "), (2, "a b (look) "), (3, "a b ")])
+@pytest.mark.parametrize("later", [False, True])
+async def test_text_put_in_at_the_end(control: Control | None, batch: int, whole: str, later: bool) -> None:
+    """Where all that still comes is the engine's end, the text goes in before it; where that end was told already (`batch` 3: with the last token)
+    none goes in. The client is told of one end, and nothing behind it. `later`: it is asked for between two batches."""
+    engine = FakeEngine(Script(["a ", "b "]), batch=batch)
+    client = Client()
+    ask = new_ask(client)
+
+    def emit(given: list[Chunk]) -> None:
+        client.emit(given)
+        if client.text == "a b " and not asked:
+            asked.append(True)
+            running: Any = ask.running
+            if later:
+                asyncio.get_running_loop().call_soon(running.inject, "(look) ")
+            else:
+                running.inject("(look) ")
+
+    asked: list[bool] = []
+    ask.emit = emit
+    await GenerateStage(engine, control=control)(ask)
+    assert client.text == "".join(ask.text) == whole
+    assert [chunk.finish for chunk in client.chunks if chunk.finish is not None] == ["stop"]
+    assert (client.chunks[-1].kind, client.chunks[-1].usage) == ("usage", ask.flight.usage)
+
+
 # -- whole answers
 
 

@@ -170,6 +170,7 @@ class Legs:
     def inject(self, text: str) -> None:
         """Put text into the answer at the next token, and have the model go on behind it. May be called while `run` runs, by whoever has the Ask
         (`ask.running`). The text counts as said by the model; it is not counted as tokens. Terms that must not be said end the answer there too.
+        No-op once the answer's end was told.
         """
         self._insertions.append(text)
 
@@ -235,6 +236,8 @@ class Legs:
     def _take_plain(self, batch: list[Chunk]) -> Awaitable[None] | None:
         flight, told = self._ask.flight, self._told
         self._took = True
+        if self._insertions:
+            batch = self._without_end(batch)
         for chunk in batch:
             kind = chunk.kind
             if chunk.text or kind == "tool_call":
@@ -252,8 +255,8 @@ class Legs:
             if chunk.finish is not None:
                 flight.end = chunk.finish
                 self._finished = True
-        rest = self._emit(batch) if self._emit is not None else None
-        if self._insertions:
+        rest = self._emit(batch) if self._emit is not None and batch else None
+        if self._insertions and not self._finished:
             self._rest = rest
             raise _Stopped
         return rest
@@ -264,6 +267,8 @@ class Legs:
         out: list[Chunk] = []
         stop = None
         self._took = True
+        if self._insertions:
+            batch = self._without_end(batch)
         for chunk in batch:
             kind = chunk.kind
             if chunk.text or kind == "tool_call":
@@ -285,11 +290,21 @@ class Legs:
                 flight.end = chunk.finish
                 self._finished = True
         rest = self._leave(out)
-        if stop is not None or self._insertions:
+        if stop is not None or (self._insertions and not self._finished):
             self._stop = stop
             self._rest = rest
             raise _Stopped
         return rest
+
+    def _without_end(self, batch: list[Chunk]) -> list[Chunk]:
+        """Text is to be put in behind this batch: that the engine is through holds only where the client was told so before."""
+        if self._finished:
+            return batch
+        return [
+            chunk if chunk.finish is None else Chunk(chunk.at_ns, "text", chunk.text, token_ids=chunk.token_ids)
+            for chunk in batch
+            if chunk.kind != "usage" and (chunk.finish is None or (chunk.kind == "text" and chunk.text))
+        ]
 
     def _first(self, chunk: Chunk) -> None:
         self._waits_first = False
@@ -302,10 +317,11 @@ class Legs:
         """What was looked at leaves."""
         if not out:
             return None
-        text = self._ask.text
-        for chunk in out:
-            if chunk.kind == "text" and chunk.text:
-                text.append(chunk.text)
+        if self._watch is not None:  # else what is told is the answer
+            text = self._ask.text
+            for chunk in out:
+                if chunk.kind == "text" and chunk.text:
+                    text.append(chunk.text)
         return self._emit(out) if self._emit is not None else None
 
     async def _let(self, out: list[Chunk]) -> None:
