@@ -1,6 +1,6 @@
 """Many streams, slow readers, and clients that leave: what they cost and what they leave behind.
 
-    .venv/bin/python benchmarks/streams.py [--rounds 5] [--clients 2000]
+    .venv/bin/python benchmarks/streams.py [--rounds 10] [--clients 2000]
 
 Engine and clients live in this process, the gateway in one of its own, the database beside it. Everything is on 127.0.0.1, bounded in count
 and time. Writes benchmarks/results/streams.json.
@@ -254,14 +254,15 @@ async def measure(home: Path, dsn: str, key: str, rounds: int, clients: int) -> 
         "slow reader < 8 MB": found["slow_reader_peak_growth_mb"] < 8,
         "nothing left running": gone["running_generations"] == gone["requests_in_flight"] == 0,
         "a flight for each": gone["flights_client_gone"] == gone["clients"],
-        "memory flat": gone["rss_mb_by_round"][-1] - gone["rss_mb_by_round"][0] < 5,
+        # the first rounds fill what is bounded: the newest flights in memory, the spool, the C library's own stock
+        "memory flat over the last five rounds": gone["rss_mb_by_round"][-1] - gone["rss_mb_by_round"][-5] < 2,
     }
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--clients", type=int, default=2000)
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
