@@ -101,7 +101,8 @@ class Gateway:
             STREAMS: streams_route,
         }  # fmt: skip
         self.config = uvicorn.Config(
-            Door(self.house, hot, capabilities, _no_rest), http=Connection, loop="none", lifespan="off", log_config=None, access_log=False, ws="none"
+            Door(self.house, hot, capabilities, _no_rest), http=Connection, loop="none", lifespan="off", log_config=None, access_log=False, ws="none",
+            proxy_headers=False,  # as the product: what wraps the door would hide which routes begin without ASGI
         )
         self.config.load()
         self.state = ServerState()
