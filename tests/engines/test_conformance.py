@@ -21,6 +21,7 @@ from tidegate.bench.scripted import Scripted, start
 from tidegate.core.errors import BadRequest, EngineDown, EngineError, EngineRefused, SettingsError
 from tidegate.core.plugins import load, names
 from tidegate.engines import conformance
+from tidegate.engines.checks.cancel import by_times
 from tidegate.engines.conformance import Step, check_file, check_url, checks, detect, exit_code, run_checks
 from tidegate.engines.openai_http import OpenAIHttp
 from tidegate.engines.probe import SHORT_TOKENS, Check, Outcome, Probe, Run
@@ -516,6 +517,41 @@ async def test_cancel_by_timing() -> None:
     assert found["cancel"].verdict == "pass", found["cancel"]
     assert "alone" in found["cancel"].evidence
     assert found["cancel_whole"].verdict == "not proven"
+
+
+@pytest.mark.parametrize(("alone", "beside", "behind", "verdict"), [
+    pytest.param(0, 1, 5, "not proven", id="noise-where-a-request-takes-no-time"),
+    pytest.param(10, 45, 45, "not proven", id="noise-where-it-takes-little"),
+    pytest.param(500, 600, 600, "not proven", id="little-where-it-takes-long"),
+    pytest.param(5, 400, 12, "pass", id="free-at-once"),
+    pytest.param(5, 400, 390, "fail", id="still-taken"),
+    pytest.param(5, 400, 200, "not proven", id="half-of-it"),
+])
+def test_times_tell_only_what_noise_does_not(alone: float, beside: float, behind: float, verdict: str) -> None:
+    """A must is not failed by some milliseconds."""
+    assert by_times(alone, beside, behind).verdict == verdict
+    assert by_times(alone, beside, behind, over=True).verdict == "not proven"
+
+
+async def test_cancel_by_timing_fails_where_it_fails_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bad moment is none of the engine's; an engine of one slot that makes answers for nobody fails."""
+    engine = await start(behaviour=Behaviour(curve("5"), curve("5"), slots=1))
+    times = iter([5.0, 5.0, 400.0, 390.0, 5.0, 5.0, 400.0, 10.0])
+
+    async def taken(_: Probe) -> float:
+        return next(times)
+
+    monkeypatch.setattr("tidegate.engines.checks.cancel._short_ms", taken)
+    try:
+        built = load("tidegate.engines.adapters", "openai").build("test", EngineSettings(adapter="openai", url=engine.url, models=["scripted"]))
+        probe = Probe(built, "openai", "scripted")
+        assert (await checks()["cancel"].run(probe)).verdict == "pass"
+        times = iter([5.0, 5.0, 400.0, 390.0] * 3)
+        assert (await checks()["cancel"].run(probe)).verdict == "fail"
+        await probe.close()
+        await built.close()
+    finally:
+        await engine.close()
 
 
 async def test_a_real_context_is_found() -> None:

@@ -9,14 +9,16 @@ from tidegate.core.chunk import Chunk
 from tidegate.core.flight import Flight
 from tidegate.engines.probe import COUNTING, TRIES, Check, Outcome, Probe, failed, passed, unproven
 
+#: A difference between two times that may be told from the noise of a machine that does other things too.
+LEAST_MS = 40.0
+
 
 async def _run(probe: Probe) -> Outcome:
-    if await probe.busy() is None:
-        return await _by_timing(probe)
-    outcome = await _by_count(probe)
+    once = _by_timing if await probe.busy() is None else _by_count
+    outcome = await once(probe)
     for _ in range(TRIES - 1):
         if outcome.verdict == "fail":
-            outcome = await _by_count(probe)
+            outcome = await once(probe)
     return outcome
 
 
@@ -36,7 +38,7 @@ async def _by_timing(probe: Probe) -> Outcome:
     """The engine counts nothing: how long does a request take behind an answer that was left, and beside one that was not?"""
     if not probe.http:
         return unproven("the engine does not tell how many answers it is making")
-    await _short_ms(probe)
+    await _short_ms(probe)  # what the first request alone costs: a connection, an empty cache
     alone = await _short_ms(probe)
     async with _Running(probe) as running:
         await running.begun()
@@ -45,16 +47,29 @@ async def _by_timing(probe: Probe) -> Outcome:
         await running.begun()
         over = running.over
     behind = await _short_ms(probe)
+    if alone is None or beside is None or behind is None:
+        return unproven("a request beside another is turned away, which tells nothing of the other")
+    return by_times(alone, beside, behind, over=over)
+
+
+def by_times(alone: float, beside: float, behind: float, *, over: bool = False) -> Outcome:
+    """The verdict on how long a request takes, in milliseconds: alone, beside a running answer, and behind one that was left.
+
+    It tells something only where a running answer makes others wait, by more than noise: from `LEAST_MS` and 1.4 times on. `over`: the
+    answer that was left had come to its end before.
+    """
     said = f"a request takes {alone:.0f} ms alone, {beside:.0f} ms beside a running answer, {behind:.0f} ms behind one that was left"
-    if over or beside < 1.4 * alone:
+    waits = beside - alone
+    if over or waits < max(LEAST_MS, 0.4 * alone):
         return unproven(f"{said}: no difference to tell by")
-    if behind < alone + (beside - alone) / 3:
+    if behind < alone + waits / 3:
         return passed(said)
-    return failed(said) if behind > alone + (beside - alone) * 2 / 3 else unproven(said)
+    return failed(said) if behind > alone + waits * 2 / 3 else unproven(said)
 
 
-async def _short_ms(probe: Probe) -> float:
-    return (await probe.chat(COUNTING, max_tokens=8)).whole_ms
+async def _short_ms(probe: Probe) -> float | None:
+    run = await probe.chat(COUNTING, max_tokens=8)
+    return run.whole_ms if run.status < 400 else None
 
 
 class _Running:
