@@ -343,7 +343,7 @@ def _stages(capability: Capability, parts: Parts) -> list[Any]:
     return [plugins.load("tidegate.pipeline.stages", name).build(capability, parts) for name in capability.manifest.stages]
 
 
-# -- the doors that cli.py knocks at
+# -- the doors that the command line knocks at
 
 
 def serve(settings: Settings, fd: int | None = None) -> int:

@@ -1,0 +1,5 @@
+"""`python -m tidegate.cli`, as `tidegate up` starts the gateway."""
+
+from tidegate.cli import main
+
+main()
