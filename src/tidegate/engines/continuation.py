@@ -63,7 +63,7 @@ class Continuing(OpenAIHttp):
         body = body_of(call)
         reason = middle_impossible(body)
         if reason:
-            raise CannotContinue(f"{self.label} cannot go on from the middle of this answer: {reason}.", hint="Ask again from the beginning.")
+            raise impossible(self.label, reason)
         flight.engine = self.name
         prompt = await self._prompt(call.kind, body, flight) + await self._said_ids(said, flight)
         flight.lap("engine.tokenize")
@@ -278,6 +278,22 @@ def tokens_left(body: dict[str, Any], said: int = 0) -> int | None:
         if isinstance(limit, int) and limit >= 0:
             return max(0, limit - said)
     return None
+
+
+def left_to_say(label: str, body: dict[str, Any], said: Said, reason: str) -> int | None:
+    """Tokens that may come behind what was said, for routes that cannot be asked for none; None where the call sets no bound.
+
+    Raises CannotContinue where there are none, or where there is a `reason` already.
+    """
+    left = tokens_left(body, said.tokens)
+    if reason or left == 0:
+        raise impossible(label, reason or "it has as many tokens as it may have")
+    return left
+
+
+def impossible(label: str, reason: str) -> CannotContinue:
+    """The error for an answer that cannot be gone on with."""
+    return CannotContinue(f"{label} cannot go on from the middle of this answer: {reason}.", hint="Ask again from the beginning.")
 
 
 def with_banned(bias: Any, banned: Sequence[int]) -> dict[str, Any] | list[Any]:

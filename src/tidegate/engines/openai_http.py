@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidegate.core.ask import EngineCall, Said
-from tidegate.core.errors import CannotContinue, EngineError, TidegateError
+from tidegate.core.errors import CannotContinue, EngineError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import EngineAnswer, EngineStream
 from tidegate.engines.dialect import Dialect
+from tidegate.engines.figures import up_or_why
 from tidegate.engines.refusal import refusal
 from tidegate.engines.settings import EngineSettings
 from tidegate.engines.stream import Stream
@@ -25,8 +26,6 @@ from tidegate.engines.wire import Patience, Pool, Reply
 MAX_ERROR_BYTES = 64 * 1024
 #: Seconds of silence after which an error is told without the rest of its body.
 ERROR_BODY_S = 2.0
-#: Seconds that a question for figures may take in all: /health must answer while an engine is ill.
-FIGURES_S = 1.5
 
 
 class OpenAIHttp:
@@ -95,16 +94,8 @@ class OpenAIHttp:
         )
 
     async def figures(self) -> dict[str, Any]:
-        """See `core.ports.Engine.figures`. At most FIGURES_S seconds."""
-        try:
-            async with asyncio.timeout(FIGURES_S):
-                return {"up": True, **await self.ask_figures()}
-        except TimeoutError:
-            return {"up": False, "why": f"{self.label} did not answer within {FIGURES_S:g} s."}
-        except TidegateError as error:
-            return {"up": False, "why": error.message}
-        except Exception as error:  # noqa: BLE001 - the port promises that it never raises, and an engine can answer anything
-            return {"up": False, "why": f"{self.label} answers what cannot be read: {error!r}"[:300]}
+        """See `core.ports.Engine.figures`."""
+        return await up_or_why(self.label, self.ask_figures())
 
     async def count_tokens(self, text: str) -> int | None:
         """Tokens of a text by the engine's own tokenizer; None where the engine does not offer it."""

@@ -6,7 +6,6 @@ one, so such a prompt goes as token ids; an answer can go on from the middle; /s
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, ClassVar
 
 import msgspec
@@ -16,6 +15,7 @@ from tidegate.core.errors import CannotContinue, EngineError, EngineRefused, Tid
 from tidegate.core.flight import Flight
 from tidegate.core.ports import EngineAnswer
 from tidegate.engines.continuation import Continuing, Step, body_of, by_ids, chat_only, completion_fields, tokens_left
+from tidegate.engines.figures import all_told, in_metrics
 from tidegate.engines.gather import Gathered
 from tidegate.engines.prompt_ids import MAY_BE_CONTROL, may_hold_control, texts_with_control
 from tidegate.engines.settings import EngineSettings
@@ -83,11 +83,7 @@ class LlamaCpp(Continuing):
     async def ask_figures(self) -> dict[str, Any]:
         """Context per slot, slots, slots at work, and speeds. Only /health must answer; what else is silent or switched off is left out."""
         await self.get(f"{self.root}/health")
-        figures: dict[str, Any] = {}
-        for found in await asyncio.gather(self._props(), self._slots(), self._metrics(), return_exceptions=True):
-            if isinstance(found, dict):
-                figures.update(found)
-        return figures
+        return await all_told(self._props(), self._slots(), self._metrics())
 
     async def count_tokens(self, text: str) -> int | None:
         """Tokens of a text, control tokens in it taken as text. None where the engine cannot say just now."""
@@ -171,12 +167,7 @@ class LlamaCpp(Continuing):
         return {"slots_busy": sum(bool(slot.get("is_processing")) for slot in slots)}
 
     async def _metrics(self) -> dict[str, Any]:
-        figures: dict[str, Any] = {}
-        for line in (await self.get(f"{self.root}/metrics")).splitlines():
-            name, _, value = line.partition(b" ")
-            if name in _METRICS:
-                figures[_METRICS[name]] = float(value)
-        return figures
+        return in_metrics(await self.get(f"{self.root}/metrics"), _METRICS)
 
 
 def build(name: str, settings: EngineSettings) -> LlamaCpp:

@@ -19,8 +19,9 @@ from tidegate.core.chunk import Chunk, End
 from tidegate.core.errors import CannotContinue, EngineCut, EngineError, TidegateError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import EngineStream
-from tidegate.engines.continuation import Continuing, Step, body_of, chat_only, completion_fields, middle_impossible, tokens_left
+from tidegate.engines.continuation import Continuing, Step, body_of, chat_only, completion_fields, left_to_say, middle_impossible, tokens_left
 from tidegate.engines.dialect import Dialect
+from tidegate.engines.figures import all_told, in_metrics
 from tidegate.engines.prompt_ids import Message, apart, may_hold_control, prompt_ids, texts_with_control
 from tidegate.engines.settings import EngineSettings
 from tidegate.engines.stream import Stream
@@ -100,11 +101,7 @@ class Sglang(Continuing):
         reason = middle_impossible(body)
         if forbid and not reason:
             reason = f"a token can be forbidden only where the prompt is known: set chat_template of [engines.{self.name}]"
-        left = tokens_left(body, said.tokens)
-        if left == 0 and not reason:
-            reason = "it has as many tokens as it may have"
-        if reason:
-            raise CannotContinue(f"{self.label} cannot go on from the middle of this answer: {reason}.", hint="Ask again from the beginning.")
+        left = left_to_say(self.label, body, said, reason)
         messages = guard_messages(body["messages"], self.settings.control_tokens, flight)
         fields = {name: value for name, value in body.items() if name not in ("max_tokens", "max_completion_tokens")}
         fields |= {"messages": [*messages, {"role": "assistant", "content": said.text}], "continue_final_message": True}
@@ -115,11 +112,7 @@ class Sglang(Continuing):
 
     async def ask_figures(self) -> dict[str, Any]:
         """Models and context lengths, slots, cache and speeds, requests at work. What is switched off (--enable-metrics) is left out."""
-        figures = await super().ask_figures()
-        for found in await asyncio.gather(self._info(), self._metrics(), return_exceptions=True):
-            if isinstance(found, dict):
-                figures.update(found)
-        return figures
+        return {**await super().ask_figures(), **await all_told(self._info(), self._metrics())}
 
     async def count_tokens(self, text: str) -> int | None:
         """Tokens of a text, control tokens in it read as such, as SGLang would. None where the engine cannot say just now."""
@@ -273,14 +266,7 @@ class Sglang(Continuing):
         return {ours: info[name] for name, ours in _INFO.items() if isinstance(info.get(name), int | str)}
 
     async def _metrics(self) -> dict[str, Any]:
-        figures: dict[str, Any] = {}
-        for line in (await self.get(f"{self.root}/metrics")).splitlines():
-            name = line.partition(b"{")[0].partition(b" ")[0]
-            if name in _COUNTS:
-                figures[_COUNTS[name]] = figures.get(_COUNTS[name], 0.0) + float(line.rpartition(b" ")[2])
-            elif name in _SHARES:
-                figures[_SHARES[name]] = max(figures.get(_SHARES[name], 0.0), float(line.rpartition(b" ")[2]))
-        return figures
+        return in_metrics(await self.get(f"{self.root}/metrics"), _COUNTS, _SHARES)
 
 
 class _Reason(msgspec.Struct, gc=False):

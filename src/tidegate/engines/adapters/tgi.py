@@ -17,8 +17,9 @@ from tidegate.core.chunk import Chunk, End
 from tidegate.core.errors import CannotContinue, EngineError, TidegateError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import EngineStream
-from tidegate.engines.continuation import body_of, middle_impossible, tokens_left
+from tidegate.engines.continuation import body_of, left_to_say, middle_impossible
 from tidegate.engines.dialect import Dialect
+from tidegate.engines.figures import all_told, in_metrics
 from tidegate.engines.openai_http import OpenAIHttp
 from tidegate.engines.prompt_ids import may_hold_control
 from tidegate.engines.settings import EngineSettings
@@ -72,11 +73,7 @@ class Tgi(OpenAIHttp):
         call = self._guarded(call, flight)
         body = body_of(call)
         reason = self.cannot["forbid"].rstrip(".") if forbid else middle_impossible(body) or _unknown(body)
-        left = tokens_left(body, said.tokens)
-        if left == 0 and not reason:
-            reason = "it has as many tokens as it may have"
-        if reason:
-            raise CannotContinue(f"{self.label} cannot go on from the middle of this answer: {reason}.", hint="Ask again from the beginning.")
+        left = left_to_say(self.label, body, said, reason)
         flight.engine = self.name
         prompt = await self._prompt(call, body) + said.text
         if left is None:
@@ -90,11 +87,7 @@ class Tgi(OpenAIHttp):
     async def ask_figures(self) -> dict[str, Any]:
         """The model, its bounds and the version; requests at work and waiting. Only /health must answer."""
         await self.get(f"{self.root}/health")
-        figures: dict[str, Any] = {}
-        for found in await asyncio.gather(self._info(), self._metrics(), return_exceptions=True):
-            if isinstance(found, dict):
-                figures.update(found)
-        return figures
+        return await all_told(self._info(), self._metrics())
 
     async def count_tokens(self, text: str) -> int | None:
         """Tokens of a text, control tokens in it read as such, as TGI would. None where the engine cannot say just now."""
@@ -159,12 +152,7 @@ class Tgi(OpenAIHttp):
         return {ours: info[name] for name, ours in _INFO.items() if isinstance(info.get(name), int | str)}
 
     async def _metrics(self) -> dict[str, Any]:
-        figures: dict[str, Any] = {}
-        for line in (await self.get(f"{self.root}/metrics")).splitlines():
-            name, _, value = line.partition(b" ")
-            if name in _METRICS:
-                figures[_METRICS[name]] = float(value)
-        return figures
+        return in_metrics(await self.get(f"{self.root}/metrics"), _METRICS)
 
     async def _tokenize(self, text: str) -> list[dict[str, Any]]:
         found = msgspec.json.decode(await self.post(f"{self.root}/tokenize", {"inputs": text}))

@@ -6,17 +6,15 @@ configuration at first use, and a field that it has no input for is refused by n
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import Any, ClassVar
 
-import msgspec
-
 from tidegate.core.ask import EngineAnswer, EngineCall, Said
 from tidegate.core.chunk import Chunk, End
-from tidegate.core.errors import BadRequest, CannotContinue, EngineError, EngineRefused, TidegateError
+from tidegate.core.errors import BadRequest, CannotContinue, EngineError, EngineRefused
 from tidegate.core.flight import Flight
-from tidegate.engines.openai_http import FIGURES_S
+from tidegate.engines.continuation import body_of
+from tidegate.engines.figures import FIGURES_S, up_or_why
 from tidegate.engines.settings import EngineSettings
 from tidegate.engines.template import guard_messages, load_template
 from tidegate.engines.traits import Cannot
@@ -58,7 +56,7 @@ class Triton:
 
     async def start(self, call: EngineCall, flight: Flight) -> TritonStream:
         """See `core.ports.Engine.start`. Waits for the first message, so that a refusal keeps its status."""
-        body = _body(call)
+        body = body_of(call)
         return await self._send(call.model, self._prompt(call.kind, body, flight), body, flight)
 
     async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
@@ -83,7 +81,7 @@ class Triton:
         """See `core.ports.Engine.continue_from`. By prompt: the text so far is tokenised anew, noted as `retokenised`."""
         if forbid:
             raise CannotContinue(f"{self.label} cannot forbid a token: {self.cannot['forbid']}", hint="Cut further back, or take another engine.")
-        body = _body(call)
+        body = body_of(call)
         prompt = self._prompt(call.kind, body, flight) + said.text
         name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
         if body.get(name) is not None:
@@ -95,16 +93,8 @@ class Triton:
         return await self._send(call.model, prompt, body, flight, continues=bool(said.text))
 
     async def figures(self) -> dict[str, Any]:
-        """See `core.ports.Engine.figures`. At most FIGURES_S seconds."""
-        try:
-            async with asyncio.timeout(FIGURES_S):
-                return {"up": True, **await self._ask_figures()}
-        except TimeoutError:
-            return {"up": False, "why": f"{self.label} did not answer within {FIGURES_S:g} s."}
-        except TidegateError as error:
-            return {"up": False, "why": error.message}
-        except Exception as error:  # noqa: BLE001 - the port promises that it never raises, and an engine can answer anything
-            return {"up": False, "why": f"{self.label} answers what cannot be read: {error!r}"[:300]}
+        """See `core.ports.Engine.figures`."""
+        return await up_or_why(self.label, self._ask_figures())
 
     async def count_tokens(self, text: str) -> int | None:
         """Triton has no tokenizer to ask: None."""
@@ -175,10 +165,6 @@ class Triton:
             figures["requests"] = sum(one.inference_stats.success.count for one in said.model_stats)
             figures["failed"] = sum(one.inference_stats.fail.count for one in said.model_stats)
         return figures
-
-
-def _body(call: EngineCall) -> dict[str, Any]:
-    return call.body if call.body or call.raw is None else msgspec.json.decode(call.raw)
 
 
 def build(name: str, settings: EngineSettings) -> Triton:

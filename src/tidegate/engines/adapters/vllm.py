@@ -20,6 +20,7 @@ from tidegate.core.errors import CannotContinue, EngineError, TidegateError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import EngineAnswer, EngineStream
 from tidegate.engines.continuation import Continuing, Step, body_of, by_ids, chat_only, completion_fields, tokens_left
+from tidegate.engines.figures import in_metrics
 from tidegate.engines.prompt_ids import MAY_BE_CONTROL, Message, apart, may_hold_control, prompt_ids, texts_with_control
 from tidegate.engines.settings import EngineSettings
 from tidegate.engines.stream import Stream
@@ -27,8 +28,7 @@ from tidegate.engines.template import guard_messages
 from tidegate.engines.traits import Cannot
 from tidegate.engines.vllm_stream import VllmDialect
 
-#: Counters and gauges of /metrics that are worth a look, by their new and their old names, and what they are called here. The figures of several
-#: engine processes are added up; of shares the largest counts.
+#: Counters and gauges of /metrics that are worth a look, by their new and their old names, and what they are called here.
 _COUNTS = {
     b"vllm:num_requests_running": "requests_running",
     b"vllm:num_requests_waiting": "requests_waiting",
@@ -284,15 +284,7 @@ class Vllm(Continuing):
         return tokens
 
     async def _gauges(self) -> dict[str, Any]:
-        figures: dict[str, float] = {}
-        for line in (await self.get(f"{self.root}/metrics")).splitlines():
-            name, _, rest = line.partition(b"{")
-            if name in _COUNTS:
-                key = _COUNTS[name]
-                figures[key] = figures.get(key, 0.0) + float(rest.rpartition(b" ")[2])
-            elif name in _SHARES:
-                figures[_SHARES[name]] = max(figures.get(_SHARES[name], 0.0), float(rest.rpartition(b" ")[2]))
-        return figures
+        return in_metrics(await self.get(f"{self.root}/metrics"), _COUNTS, _SHARES)
 
 
 class _Watching(VllmDialect):
