@@ -43,25 +43,50 @@ def test_prompts_are_read_one_after_the_other() -> None:
     assert (first.done_ns, second.done_ns) == (pytest.approx(0.5e9), pytest.approx(1e9))
 
 
-def test_streams_slow_each_other_down() -> None:
-    """With `half` more streams beside it, a stream has half the speed: 4 streams with half = 3 take 0.2 s a token in place of 0.1 s."""
-    jobs = [job(number, 0, 11) for number in range(4)]
+def test_short_prompts_are_read_in_one_step() -> None:
+    """Two prompts of 30 tokens have room in one step of 100: both have their first token when 60 are read, behind the step at work."""
+    first, *others = job(0, 100, 1), job(1, 30, 1), job(2, 30, 1)
     engine = Engine(SPEED)
-    for one in jobs:
+    for one in (first, *others):
         engine.start(one, 0)
     run(engine)
-    assert [one.done_ns for one in jobs] == [pytest.approx(2e9)] * 4
+    assert [one.first_ns for one in (first, *others)] == [pytest.approx(0.1e9), pytest.approx(0.16e9), pytest.approx(0.16e9)]
+
+
+def test_streams_slow_each_other_down() -> None:
+    """With `half` more streams beside it, a stream has half the speed: 4 streams with half = 3 take 0.2 s a token in place of 0.1 s."""
+    first, *others = [job(number, 25, 11) for number in range(4)]
+    engine = Engine(SPEED)
+    for one in (first, *others):
+        engine.start(one, 0)
+    run(engine)
+    # 25 tokens; 75 tokens and the first stream's second; 9 steps of four streams; one of three.
+    read_s = 0.025 + 0.1 + 0.075
+    assert first.done_ns == pytest.approx((read_s + 9 * 0.2) * 1e9)
+    assert [one.done_ns for one in others] == [pytest.approx((read_s + 9 * 0.2 + (1 + 2 / 3) / 10) * 1e9)] * 3
 
 
 def test_reading_slows_streams_and_streams_slow_reading() -> None:
-    """A step of 100 prompt tokens (0.1 s) and one token of a stream (0.1 s): 0.2 s, so 1,000 prompt tokens take 2 s and the stream gets 10 tokens."""
-    stream, prompt = job(0, 0, 11), job(1, 1000, 1)
+    """A step of 100 prompt tokens and a token of a stream takes 0.1 + 0.1 s: 1,000 prompt tokens take 2 s; the stream gets 10 meanwhile."""
+    stream, prompt = job(0, 0, 12), job(1, 1000, 1)
     engine = Engine(SPEED)
     engine.start(stream, 0)
     engine.advance(0)
     engine.start(prompt, 0)
     run(engine)
-    assert (prompt.done_ns, stream.done_ns) == (pytest.approx(2e9), pytest.approx(2e9))
+    assert (prompt.done_ns, stream.done_ns) == (pytest.approx(2.1e9), pytest.approx(2.1e9))
+
+
+def test_who_comes_during_a_step_is_part_of_the_next() -> None:
+    """A stream's steps take 0.1 s. A prompt that comes 0.05 s after the third began is read in the fourth, together with the stream's token."""
+    stream, prompt = job(0, 100, 21), job(1, 50, 1)
+    engine = Engine(SPEED)
+    engine.start(stream, 0)
+    engine.advance(100_000_000)
+    engine.start(prompt, 350_000_000)
+    run(engine)
+    assert prompt.first_ns == pytest.approx(0.4e9 + 0.15e9)
+    assert stream.done_ns == pytest.approx(0.1e9 + 20 * 0.1e9 + 0.05e9)
 
 
 def test_an_empty_answer_ends_with_its_prompt() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.bench.script import Request
+from tidegate.bench.steps import Speeds
 from tidegate.core.errors import BadRequest, SettingsError
 
 #: Tokens of context that a scripted engine claims where none are set; then it refuses no prompt.
@@ -51,7 +52,8 @@ def read_words(file: Path) -> tuple[str, ...]:
 @dataclass(slots=True)
 class Behaviour:
     """What holds for every request unless its prompt orders otherwise. `slots`: answers at the same time, the others wait in order; 0: any number.
-    `context`: tokens beyond which a prompt is refused; 0: none is. The same seed and the same order of requests give the same times.
+    `context`: tokens beyond which a prompt is refused; 0: none is. `speeds`: tokens come by steps that all answers share, not by the curves. The same
+    seed and the same order of requests give the same times.
     """
 
     first: Curve = Curve()
@@ -60,6 +62,7 @@ class Behaviour:
     slots: int = 0
     context: int = 0
     seed: int = 0
+    speeds: Speeds | None = None
     _asked: int = field(default=0, init=False)
 
     def apply(self, request: Request, body: dict[str, Any]) -> Request:
@@ -78,6 +81,9 @@ class Behaviour:
         request.words, stopped = until_stop(request.words, [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else [])
         if stopped:
             request.finish = "stop"
+        if self.speeds is not None and not orders.first_ms and not orders.between_ms:
+            request.in_steps = True
+            return request
         chance = random.Random(f"{self.seed}/{self._asked}")  # noqa: S311 - times to try things with, no secrets
         orders.first_ms = orders.first_ms or self.first.draw(chance)
         if not orders.between_ms and self.between.median_ms:

@@ -23,6 +23,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nc
 class Act(enum.Enum):
     """What a step does where it is not a write or a wait."""
 
+    NEXT = "wait for the answer's next token from the steps that all answers share"
     CLOSE = "close the connection after what was written"
     RESET = "reset the connection"
     BREAK = "write what is no HTTP chunk"
@@ -56,6 +57,8 @@ class Request(msgspec.Struct):
     tells_ids: bool = False
     #: Milliseconds before each token but the first, where they are not all `orders.between_ms`.
     gaps: list[float] | None = None
+    #: Its tokens come when the engine's steps give them (bench/steps.py), not after times of its own.
+    in_steps: bool = False
 
 
 def read(kind: Kind, body: dict[str, Any]) -> Request:
@@ -155,7 +158,7 @@ def native(request: Request, limit: int | None) -> dict[str, Any]:
     ids = [*ids, *encode(CONTROL[1], special=True)] if ended else ids[:limit]
     return {
         "content": decode(ids[:-1] if ended else ids).decode("utf-8", "replace"), "tokens": ids, "stop": True,
-        "stop_type": "eos" if ended else "limit", "tokens_predicted": len(ids), "tokens_evaluated": _prompt_tokens(request),
+        "stop_type": "eos" if ended else "limit", "tokens_predicted": len(ids), "tokens_evaluated": prompt_tokens(request),
     }  # fmt: skip
 
 
@@ -170,7 +173,10 @@ def json_response(status: int, fields: Any, *headers: bytes) -> bytes:
 def _whole(request: Request) -> Iterator[Step]:
     orders = request.orders
     words, finish = request.words, request.finish
-    yield from _waited(orders.first_ms + (sum(request.gaps) if request.gaps else orders.between_ms * max(0, len(words) - 1)))
+    if request.in_steps:
+        yield from [Act.NEXT] * max(1, len(words))
+    else:
+        yield from _waited(orders.first_ms + (sum(request.gaps) if request.gaps else orders.between_ms * max(0, len(words) - 1)))
     text = "" if orders.fault in ("empty", "silent") else "".join(words)
     ids = encode(text, special=False) if request.tells_ids else []
     text = _shown(text)
@@ -233,7 +239,10 @@ def _stream(request: Request) -> Iterator[Step]:
     fault = orders.fault
     if fault == "early_head":
         yield _HEAD + b"transfer-encoding: chunked\r\n\r\n"
-    yield from _waited(orders.first_ms)
+    if request.in_steps:
+        yield Act.NEXT
+    else:
+        yield from _waited(orders.first_ms)
     if fault == "until_close":
         yield _HEAD + b"connection: close\r\n\r\n"
     elif fault == "gzip":
@@ -246,7 +255,7 @@ def _stream(request: Request) -> Iterator[Step]:
             yield from frame(step)
         else:
             yield step
-            if isinstance(step, Act):
+            if isinstance(step, Act) and step is not Act.NEXT:
                 return
     if fault == "until_close":
         yield Act.CLOSE
@@ -293,7 +302,9 @@ def _events(request: Request) -> Iterator[Step]:
         yield b"\xef\xbb\xbf"
     for number, payload in enumerate(_payloads(request, words)):
         gap = request.gaps[number - 1] if number and request.gaps else orders.between_ms
-        if number and gap:
+        if number and request.in_steps:
+            yield Act.NEXT
+        elif number and gap:
             yield gap
         if number == orders.at:
             yield from _interruption(fault, payload)
@@ -522,11 +533,11 @@ def _json(fields: Any) -> str:
 
 
 def _usage(request: Request, tokens: int) -> dict[str, int]:
-    prompt = _prompt_tokens(request)
+    prompt = prompt_tokens(request)
     return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
 
-def _prompt_tokens(request: Request) -> int:
+def prompt_tokens(request: Request) -> int:
     """Words, or ids where the prompt came as ids."""
     return len(request.prompt.split()) if request.prompt_ids is None else len(request.prompt_ids)
 

@@ -23,7 +23,8 @@ from typing import Any, cast
 import httptools
 
 from tidegate.bench.behaviour import CLAIMED_CONTEXT, Behaviour
-from tidegate.bench.script import MODEL, Act, Kind, Step, answer, json_response, native, read
+from tidegate.bench.script import MODEL, Act, Kind, Step, answer, json_response, native, prompt_tokens, read
+from tidegate.bench.steps import Steps, Turn
 from tidegate.bench.tokens import TEMPLATE, decode, encode, render
 from tidegate.core.errors import SettingsError, TidegateError
 
@@ -36,6 +37,8 @@ class Scripted:
     def __init__(self, api_key: str | None = None, behaviour: Behaviour | None = None) -> None:
         self.api_key = api_key
         self.behaviour = behaviour or Behaviour()
+        #: The steps that answers share, where it has speeds.
+        self.steps: Steps | None = None
         #: Those whose answer waits for a slot, the first to come first.
         self.waiting: deque[_Connection] = deque()
         self.refuse = 0
@@ -92,6 +95,8 @@ class Scripted:
 
     async def listen(self, host: str, port: int, **options: Any) -> None:
         """Begin to listen; `options` go to `loop.create_server`."""
+        if self.behaviour.speeds is not None:
+            self.steps = Steps(self.behaviour.speeds, asyncio.get_running_loop())
         self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), host, port, **options)
         self.host, self.port = self._server.sockets[0].getsockname()[:2]
 
@@ -124,6 +129,12 @@ class _Connection(asyncio.Protocol):
         self._steps: Iterator[Step] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
+        #: In the engine's steps: the prompt's tokens, and once it has begun its turn, tokens that it has and that are not yet said, and whether
+        #: the answer waits for one.
+        self._prompt_tokens = 0
+        self._turn: Turn | None = None
+        self._tokens = 0
+        self._awaits_token = False
         self._paused = False
         self._stale = False
         self._loop = asyncio.get_running_loop()
@@ -161,14 +172,14 @@ class _Connection(asyncio.Protocol):
             if self in self.server.waiting:
                 self.server.waiting.remove(self)
             else:
-                self.server.leave()
+                self._leave()
 
     def pause_writing(self) -> None:
         self._paused = True
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._steps is not None and self._timer is None and self not in self.server.waiting:
+        if self._steps is not None and self._timer is None and not self._awaits_token and self not in self.server.waiting:
             self._play()
 
     # -- httptools' side
@@ -245,6 +256,7 @@ class _Connection(asyncio.Protocol):
         self.server.bodies.append(fields)
         request = read(kind, fields)
         self.server.digests.append(hashlib.sha256(request.prompt.encode("utf-8", "replace")).hexdigest()[:16])
+        self._prompt_tokens = prompt_tokens(request)
         return answer(self.server.behaviour.apply(request, fields))
 
     def _play(self) -> None:
@@ -274,10 +286,33 @@ class _Connection(asyncio.Protocol):
                 self._due += step / 1000
                 self._timer = self._loop.call_later(max(0.0, self._due - self._loop.time()), self._play)
                 return
+            if step is Act.NEXT:
+                if self._takes_token():
+                    continue
+                return
             if self._act(step):
                 return
         if gathered:
             self._write(b"".join(gathered))
+
+    def _takes_token(self) -> bool:
+        """Whether the next token is there; else `_on_token` goes on with it. The first time the prompt is given to the engine."""
+        steps = self.server.steps
+        assert steps is not None, "answers come in steps where there are some"
+        if self._tokens:
+            self._tokens -= 1
+            return True
+        self._awaits_token = True
+        if self._turn is None:
+            self._turn = steps.enter(self._prompt_tokens, self._on_token)
+        return False
+
+    def _on_token(self) -> None:
+        if self._awaits_token:
+            self._awaits_token = False
+            self._play()
+        else:  # the client reads slowly
+            self._tokens += 1
 
     def _act(self, act: Act) -> bool:
         """Do it; True where no step comes after it."""
@@ -301,6 +336,13 @@ class _Connection(asyncio.Protocol):
 
     def _done(self) -> None:
         self._steps = None
+        self._leave()
+
+    def _leave(self) -> None:
+        """The slot, and the place in the engine's steps, is free."""
+        if self._turn is not None and self.server.steps is not None:
+            self.server.steps.leave(self._turn)
+        self._turn, self._tokens, self._awaits_token = None, 0, False
         self.server.leave()
 
     def _write(self, data: bytes) -> None:

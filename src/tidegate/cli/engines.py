@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed and the same order of requests give the same times.")
 @click.option("--slots", type=click.IntRange(0), default=0, help="Answers at the same time; the others wait in order. 0: any number.")
 @click.option("--context", type=click.IntRange(0), default=0, help="Refuse prompts of more words than this. 0: refuse none.")
+@click.option("--speeds", metavar="KEY=VALUE,...", help="Share steps among all answers: prefill=2000,decode=60,half=8,chunk=256.")
 @click.option("--words", metavar="FILE", type=click.Path(path_type=Path), help="Say the words of this text in turn, in place of the built-in ones.")
 def scripted(
-    host: str, port: int, api_key: str | None, first_ms: str, between_ms: str, seed: int, slots: int, context: int, words: Path | None
+    host: str, port: int, api_key: str | None, first_ms: str, between_ms: str, seed: int, slots: int, context: int, speeds: str | None,
+    words: Path | None,
 ) -> None:
     """Run the scripted engine: an OpenAI-compatible server whose words, delays and faults are to order.
 
@@ -38,9 +40,14 @@ def scripted(
     """
     from tidegate.bench.behaviour import Behaviour, curve, read_words
     from tidegate.bench.scripted import run
+    from tidegate.bench.steps import parse
 
+    first, between = curve(first_ms), curve(between_ms)
+    shared = parse(speeds) if speeds is not None else None
+    if shared is not None and (first.median_ms or between.median_ms):
+        raise SettingsError("--speeds and times of each answer of its own exclude each other.", hint="Leave out --first-ms and --between-ms.")
     said = read_words(words) if words is not None else ()
-    run(host, port, api_key, Behaviour(curve(first_ms), curve(between_ms), words=said, slots=slots, context=context, seed=seed))
+    run(host, port, api_key, Behaviour(first, between, words=said, slots=slots, context=context, seed=seed, speeds=shared))
 
 
 @click.command()

@@ -1,12 +1,12 @@
-"""A model of an engine for simulations: slots, one queue of prompts to read, and streams that slow each other down.
+"""A model of an engine for simulations: it works in steps, reads prompts beside the streams that run, and streams slow each other down.
 
-An engine works in steps. A step gives every running stream one token and takes
+A step gives every running stream one token and takes
 
     (1 + (b - 1) / half) / decode   seconds for b streams (weights are read once for all, each stream's KV cache for itself);
 
-where prompts wait, it also reads up to `chunk` tokens of the oldest one (chunked prefill, Agrawal et al. 2023), which takes `chunk / prefill` more.
-Between two events (a prompt is read, an answer ends, a slot is taken) these speeds are constant, so the model jumps from event to event. All streams
-advance alike: one counter of tokens stands for them all, and a stream ends when the counter reaches its number.
+where prompts wait, it also reads up to `chunk` of their tokens, those of the oldest first (chunked prefill, Agrawal et al. 2023), which takes
+1 / prefill more for each. At the end of the step that reads a prompt's last token comes the first token of its answer. Who comes while a step is
+at work is part of the next one. Steps that are alike are one event here, so the model jumps from change to change.
 
 Left out: memory (a slot always has room for its KV cache), prefix caches, speculation, tokenising, the network.
 """
@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from collections import deque
 from dataclasses import dataclass
 
 from tidegate.sizing.job import Job
-
-#: Tokens: what is left of one below it is rounding.
-_NOTHING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,14 @@ class Speed:
         return prompt / self.prefill + max(output - 1, 0) / self.decode
 
 
+@dataclass(slots=True)
+class _Prompt:
+    """One that is read, and its tokens that are left."""
+
+    job: Job
+    left: int
+
+
 class Engine:
     """The engine at work. `next_ns` is when something happens next by itself, None where nothing does."""
 
@@ -56,63 +62,77 @@ class Engine:
         self.speed = speed
         self.free = speed.slots
         self.next_ns: int | None = None
-        self._at_ns = 0
-        self._reading: deque[Job] = deque()
-        self._left = 0.0
+        self._reading: deque[_Prompt] = deque()
         #: (value of the counter at which it ends, number, job)
-        self._streams: list[tuple[float, int, Job]] = []
-        self._counter = 0.0
-        self._rates = (0.0, 0.0)
+        self._streams: list[tuple[int, int, Job]] = []
+        #: Tokens that each stream had that runs since it was 0: all advance alike.
+        self._counter = 0
+        #: The steps at work, all alike: since when, how long each takes, how many, and how many prompt tokens each reads.
+        self._since_ns, self._step_ns, self._steps, self._reads = 0, 0.0, 0, 0
 
     def start(self, job: Job, now_ns: int) -> None:
         """Give it a slot. There must be a free one."""
         assert self.free > 0
-        self._progress(now_ns)
         self.free -= 1
         job.started_ns = now_ns
-        self._reading.append(job)
-        if len(self._reading) == 1:
-            self._left = float(job.prompt)
-        self._plan()
+        self._reading.append(_Prompt(job, job.prompt))
+        if self.next_ns is None:
+            self._plan(now_ns)
+        else:  # it is part of the step after the one at work
+            done = int((now_ns - self._since_ns) / self._step_ns) if self._step_ns else 0
+            self._run(min(self._steps, done + 1))
 
     def advance(self, now_ns: int) -> list[Job]:
         """Let the time come: the requests whose answers ended by now, in order. First tokens are stamped into their jobs."""
-        self._progress(now_ns)
-        ended = []
-        while self._reading and self._left <= _NOTHING:
-            job = self._reading.popleft()
-            job.first_ns = now_ns
+        ended: list[Job] = []
+        while self.next_ns is not None and self.next_ns <= now_ns:
+            at_ns = self.next_ns
+            self._end_steps(at_ns, ended)
+            self._plan(at_ns)
+        return ended
+
+    def _end_steps(self, at_ns: int, ended: list[Job]) -> None:
+        if self._streams:
+            self._counter += self._steps
+        reads = self._steps * self._reads
+        done: list[Job] = []
+        while self._reading and self._reading[0].left <= reads:
+            prompt = self._reading.popleft()
+            reads -= prompt.left
+            job = prompt.job
+            job.first_ns = at_ns
             if job.output > 1:
                 heapq.heappush(self._streams, (self._counter + job.output - 1, job.number, job))
             else:
-                ended.append(job)
-            self._left = float(self._reading[0].prompt) if self._reading else 0.0
-        while self._streams and self._streams[0][0] <= self._counter + _NOTHING:
-            ended.append(heapq.heappop(self._streams)[2])
-        if not self._streams:
-            self._counter = 0.0
-        for job in ended:
-            job.done_ns = now_ns
-        self.free += len(ended)
-        self._plan()
-        return ended
-
-    def _progress(self, now_ns: int) -> None:
-        spent_s = (now_ns - self._at_ns) / 1e9
-        self._at_ns = now_ns
-        self._left -= self._rates[0] * spent_s
-        self._counter += self._rates[1] * spent_s
-
-    def _plan(self) -> None:
-        """The speeds until the next event, and when that is."""
-        speed, streams = self.speed, len(self._streams)
-        step_s = speed.step_s(streams) if streams else 0.0
-        read_s = speed.chunk / speed.prefill if self._reading else 0.0
-        whole_s = step_s + read_s
-        self._rates = (speed.chunk / whole_s if self._reading else 0.0, 1 / whole_s if streams else 0.0)
-        left_s = []
+                done.append(job)
         if self._reading:
-            left_s.append(max(self._left, 0.0) / self._rates[0])
-        if streams:
-            left_s.append(max(self._streams[0][0] - self._counter, 0.0) / self._rates[1])
-        self.next_ns = self._at_ns + math.ceil(min(left_s) * 1e9) if left_s else None
+            self._reading[0].left -= reads
+        while self._streams and self._streams[0][0] <= self._counter:
+            done.append(heapq.heappop(self._streams)[2])
+        if not self._streams:
+            self._counter = 0
+        for job in done:
+            job.done_ns = at_ns
+        self.free += len(done)
+        ended += done
+
+    def _plan(self, now_ns: int) -> None:
+        """The steps until the next change."""
+        speed, streams = self.speed, len(self._streams)
+        if not streams and not self._reading:
+            self.next_ns = None
+            return
+        # As many as are alike: until a prompt is read to its end, and until the first stream ends.
+        steps = self._streams[0][0] - self._counter if streams else sys.maxsize
+        self._reads = 0
+        if self._reading:
+            first = self._reading[0].left
+            self._reads = speed.chunk if first >= speed.chunk else min(sum(prompt.left for prompt in self._reading), speed.chunk)
+            steps = min(steps, max(1, first // speed.chunk))
+        self._since_ns = now_ns
+        self._step_ns = ((speed.step_s(streams) if streams else 0.0) + self._reads / speed.prefill) * 1e9
+        self._run(steps)
+
+    def _run(self, steps: int) -> None:
+        self._steps = steps
+        self.next_ns = self._since_ns + math.ceil(steps * self._step_ns)
