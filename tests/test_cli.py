@@ -383,6 +383,21 @@ def test_flights_are_listed_and_the_bad_ones_found(gateway: Gateway) -> None:
     assert (unknown.exit_code, "Did you mean 'stop'?" in unknown.stderr) == (2, True)
 
 
+# -- ladder --
+
+
+def test_ladder_shows_rungs_and_budgets_in_force() -> None:
+    """Without engines the profile is the one that `tidegate up` takes for its own; each time says what set it and what follows."""
+    told = json.loads(tidegate("ladder", "support/answer", "--json").stdout)
+    assert [rung["rung"] for rung in told["rungs"]] == ["full", "no_retrieval", "small_model", "faq", "message"]
+    assert told["profile"] == "embedded"
+    retrieve = next(one for one in told["budgets"] if one["part"] == "retrieve")
+    assert retrieve == {"part": "retrieve", "at_most_s": 2.0, "set_by": "profile embedded", "otherwise": "no_retrieval"}
+    shown = tidegate("ladder", "support/answer", "--set", "budgets.profile=gpu", "--set", "budgets.retrieve_s=0.5").stdout
+    assert "Budgets, profile gpu:" in shown
+    assert next(line.split() for line in shown.splitlines() if line.startswith("retrieve ")) == ["retrieve", "0.5", "s", "flag", "no_retrieval"]
+
+
 # -- settings --
 
 

@@ -48,5 +48,8 @@ def test_the_embedded_engine_has_its_slots_and_a_patient_forecast(tmp_path: Path
     _, env = command_of(tmp_path, {})
     seen = load(None, env, {})
     assert (seen.engines["local"].slots, seen.engines["small"].slots, seen.admission.forecast_s) == (4, 2, 60.0)
+    assert (seen.budgets.profile, seen.budgets.first_token_s) == ("embedded", 30.0)
     _, env = command_of(tmp_path, {"admission.forecast_s": 7})
     assert load(None, env, {}).admission.forecast_s == 7.0
+    _, env = command_of(tmp_path, {"budgets.profile": "gpu"})
+    assert load(None, env, {}).admission.forecast_s == 3.0

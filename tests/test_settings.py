@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tidegate.core.errors import SettingsError
 from tidegate.core.settings import MASK, shown
 from tidegate.core.toml import dotted, key_path, line_numbers, notation
-from tidegate.settings import load
+from tidegate.settings import PROFILES, load
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +46,31 @@ def test_nothing_given_is_all_defaults() -> None:
     settings = load(None, {})
     assert {source for _, source in settings.provenance.values()} == {"default"}
     assert settings.provenance["server.port"] == (8080, "default")
+
+
+def test_a_profile_stands_in_the_place_of_defaults() -> None:
+    """Its values hold where nothing else is given, wherever the profile itself is; each says that it is the profile's."""
+    path = write('[budgets]\nprofile = "embedded"\nfirst_token_s = 9\n')
+    settings = load(path, {})
+    assert settings.provenance["budgets.first_token_s"] == (9.0, "my.toml:3")
+    assert settings.provenance["budgets.retrieve_s"] == (2.0, "profile embedded")
+    assert settings.provenance["admission.forecast_s"] == (60.0, "profile embedded")
+    again = load(path, {"TIDEGATE_ADMISSION__FORECAST_S": "5"}, {"budgets.profile": "gpu"})
+    assert (again.budgets.retrieve_s, again.budgets.first_token_s, again.admission.forecast_s) == (0.2, 9.0, 5.0)
+
+
+@pytest.mark.parametrize("name", list(PROFILES))
+def test_the_values_of_a_profile_are_settings(name: str) -> None:
+    """Each is one that exists, and the profile `gpu` is what the defaults say."""
+    settings = load(None, {}, {"budgets.profile": name}).provenance
+    assert {dotted(path): value for path, value in PROFILES[name].items()}.items() <= {key: one for key, (one, _) in settings.items()}.items()
+    assert name != "gpu" or all(load(None, {}).provenance[dotted(path)] == (value, "default") for path, value in PROFILES[name].items())
+
+
+def test_an_unknown_profile_is_refused_by_name() -> None:
+    """With those that there are."""
+    error = refused(overrides={"budgets.profile": "tpu"})
+    assert error.message == "flag: budgets.profile is \"tpu\", but should be 'gpu' or 'embedded'."
 
 
 def test_the_later_layer_wins_setting_by_setting() -> None:

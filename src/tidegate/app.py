@@ -110,7 +110,7 @@ class Gateway:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.store = Postgres(settings.store)
         self.fleet = Fleet(settings.engines, settings.fleet, orders=data / ORDERS)
-        self.capabilities = load_all(settings.capabilities.folders)
+        self.capabilities = load_all(settings.capabilities.folders, settings.budgets)
         self._refuse_keeping_apart()
         self.embedder = embedder
         self.limits = self._build_limits(book)
@@ -275,6 +275,7 @@ class Gateway:
             self._figures = {
                 "version": __version__, "process": process_figures(), "database": database, "embedder": embedder,
                 "engines": {engine.name: figures | of_fleet[engine.name] for engine, figures in zip(engines, told, strict=True)},
+                "budgets": {**self.settings.budgets.model_dump(), "forecast_s": self.settings.admission.forecast_s},
                 "admission": self.gate.figures(), "spool": self.spool.figures(),
                 "limits": self.limits.figures(), "capabilities": sorted(self.capabilities),
             }

@@ -22,12 +22,10 @@ from tidegate.local.up import up as run_up
 from tidegate.pipeline.capability import load_all
 from tidegate.retrieval.embedder_client import EmbedderClient
 from tidegate.retrieval.ingest import ingest
-from tidegate.settings import Settings
+from tidegate.settings import EMBEDDED, Settings
 from tidegate.stores.migrate import migrate
 
 EXAMPLES = "harbour-mutual"
-#: Longest forecast wait for the embedded engine, where the settings name none.
-EMBEDDED_FORECAST_S = 60
 QUESTION = "How long do I have to report a car accident?"
 
 
@@ -69,8 +67,8 @@ class _Home:
                 "TIDEGATE_ENGINES__LOCAL__API_KEY": running.engine.key, "TIDEGATE_ENGINES__LOCAL__MODELS": json.dumps([running.engine.model]),
                 "TIDEGATE_ENGINES__LOCAL__SLOTS": str(running.engine.slots),
             }
-            if settings.provenance["admission.forecast_s"][1] == "default":  # on a processor an answer takes seconds: that is no reason to refuse
-                env["TIDEGATE_ADMISSION__FORECAST_S"] = str(EMBEDDED_FORECAST_S)
+            if settings.provenance["budgets.profile"][1] == "default":
+                env["TIDEGATE_BUDGETS__PROFILE"] = EMBEDDED
         if running.small:
             env |= {
                 "TIDEGATE_ENGINES__SMALL__ADAPTER": "llama_cpp", "TIDEGATE_ENGINES__SMALL__URL": running.small.url,

@@ -21,11 +21,18 @@ from tidegate.core.toml import KeyPath, dotted, key_path, line_numbers, notation
 from tidegate.engines.settings import EngineSettings, FleetSettings
 from tidegate.guard.settings import DoorSettings, GuardSettings
 from tidegate.local.settings import LocalSettings
-from tidegate.pipeline.settings import CapabilitySettings, GenerationSettings, LengthSettings
+from tidegate.pipeline.settings import BudgetSettings, CapabilitySettings, GenerationSettings, LengthSettings
 from tidegate.retrieval.settings import EmbedderSettings, RetrievalSettings
 from tidegate.stores.settings import SpoolSettings, StoreSettings, ValkeySettings
 from tidegate.telemetry.settings import LogSettings
 
+#: The profiles of `[budgets]`: values in the place of defaults, for settings that lie in several rooms.
+PROFILES: dict[str, dict[KeyPath, float]] = {
+    "gpu": {("budgets", "retrieve_s"): 0.2, ("budgets", "first_token_s"): 0.8, ("admission", "forecast_s"): 3.0},
+    "embedded": {("budgets", "retrieve_s"): 2.0, ("budgets", "first_token_s"): 30.0, ("admission", "forecast_s"): 60.0},
+}
+#: The profile that `tidegate up` takes for its own engine, where none is set: on a processor an answer takes seconds.
+EMBEDDED = "embedded"
 DEFAULT_FILE = "tidegate.toml"
 ENV_PREFIX = "TIDEGATE_"
 #: Variables of the command line's own, no settings: where a running gateway is, and the key to ask it with.
@@ -46,6 +53,9 @@ class Settings(Section):
     prices: dict[str, PriceSettings] = Field({}, description="What models cost, by their public names.")
     admission: AdmissionSettings = Field(
         default_factory=lambda: AdmissionSettings.model_validate({}), description="How long requests may wait for a slot of an engine, and how many."
+    )
+    budgets: BudgetSettings = Field(
+        default_factory=lambda: BudgetSettings.model_validate({}), description="How the one deadline of a request is cut among its stages."
     )
     classes: dict[str, ClassSettings] = Field({}, description="Classes of callers with a weight, by a name of your choice.")
     guard: GuardSettings = Field(default_factory=lambda: GuardSettings.model_validate({}), description="What no answer may say.")
@@ -83,7 +93,7 @@ class Settings(Section):
 
     @property
     def provenance(self) -> dict[str, tuple[Any, str]]:
-        """Every setting in force by its dotted name: its value, and `default`, `FILE:LINE`, `env NAME` or `flag`."""
+        """Every setting in force by its dotted name: its value, and `default`, `profile NAME`, `FILE:LINE`, `env NAME` or `flag`."""
         return {dotted(path): (value, self._sources.get(path, "default")) for path, value in values(self)}
 
 
@@ -103,7 +113,8 @@ class Problem(NamedTuple):
 
 
 def load(path: Path | str | None, env: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Settings:
-    """The settings in force: defaults, then the file, then the environment, then `overrides`; the later wins, setting by setting.
+    """The settings in force: defaults, then the profile of `[budgets]`, then the file, then the environment, then `overrides`; the later wins,
+    setting by setting.
 
     `path`: the file; None reads ./tidegate.toml where it is. `env`: TIDEGATE_SECTION__NAME variables; a value is read as TOML or JSON, and
     as plain text where it is neither. `overrides`: dotted name -> value (text is read as in `env`); None means "not given".
@@ -120,6 +131,7 @@ def load(path: Path | str | None, env: Mapping[str, str], overrides: Mapping[str
             else:
                 given[found[0]] = found[1]
     _refuse(problems)
+    _profile(given)
     settings = _validate(given)
     settings._file = file
     settings._sources = {path: one.source for path, one in given.items()}
@@ -255,6 +267,14 @@ def _flatten(section: type[Section], tree: Any, path: KeyPath) -> Iterator[tuple
 def _is_from_kubernetes(name: str, value: str) -> bool:
     # A person who writes TIDEGATE_PORT=9000 means a setting and must be told its name; Kubernetes writes tcp://10.0.0.1:80.
     return _KUBERNETES.fullmatch(name) is not None and (name != "TIDEGATE_PORT" or "://" in value)
+
+
+def _profile(given: dict[KeyPath, Given]) -> None:
+    """Put the values of the profile that was chosen where nothing else was given; one that does not exist is refused as any wrong value is."""
+    chosen = given.get(("budgets", "profile"))
+    if chosen is not None and isinstance(chosen.value, str):
+        for path, value in PROFILES.get(chosen.value, {}).items():
+            given.setdefault(path, Given(value, f"profile {chosen.value}"))
 
 
 # -- judging --

@@ -100,7 +100,7 @@ def start_gateway(data: Path, dsn: str, engine: str, **more: str) -> subprocess.
     config = data / "tidegate.toml"
     config.write_text(
         f'[server]\nport = 0\nkeys_refresh_s = 0.2\n[store]\ndsn = "{dsn}"\n[local]\ndata = "{data}"\nembedder = false\n'
-        f'[capabilities]\nfolders = ["{CAPABILITIES}"]\n[tenants.kept]\nkeep = true\n'
+        f'[budgets]\nprofile = "embedded"\n[capabilities]\nfolders = ["{CAPABILITIES}"]\n[tenants.kept]\nkeep = true\n'
         f'[engines.scripted]\nadapter = "scripted"\nurl = "{engine}"\nmodels = ["scripted"]\ninter_token_s = 2.0\nconformance = "off"\n'
         "[generation]\nmax_resumes = 0\n"  # what breaks off is seen; tests/api/test_guard.py has them go on
         "[door]\nv1 = true\n"

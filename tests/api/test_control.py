@@ -122,6 +122,7 @@ def test_health_tells_figures(house: House) -> None:
     assert body["traffic"]["first_token_ms"]["p50"] > 0
     assert body["database"]["up"] is True
     assert body["process"]["rss_bytes"] < 150_000_000
+    assert body["budgets"] == {"profile": "embedded", "retrieve_s": 2.0, "first_token_s": 30.0, "forecast_s": 60.0}
     assert body["spool"]["max_bytes"] > body["spool"]["bytes"]
 
 

@@ -9,6 +9,14 @@ def of_limits(health: dict[str, object]) -> list[Figure]:
     return [figure for figure in figures(health, []) if figure.name == "Limits"]
 
 
+def test_the_profile_of_budgets_is_shown() -> None:
+    """Its name, and the values in force; nothing where /health tells none."""
+    budgets = {"profile": "embedded", "retrieve_s": 2.0, "first_token_s": 30.0, "forecast_s": 7.5}
+    shown = [figure for figure in figures({"budgets": budgets}, []) if figure.name == "Budgets"]
+    assert shown == [Figure("Budgets", "embedded", "first token 30 s, search 2 s, wait 7.5 s")]
+    assert [figure for figure in figures({}, []) if figure.name == "Budgets"] == []
+
+
 def test_limits_are_shown_where_machines_share_them() -> None:
     """Shared, or alone and what that means; nothing where there is nobody to share with."""
     assert of_limits({"limits": {"subjects": 3}}) == []

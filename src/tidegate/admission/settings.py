@@ -92,7 +92,7 @@ class AdmissionSettings(Section):
     forecast_s: float = Field(
         3.0, gt=0, le=86_400,
         description="Longest forecast wait in seconds. A request that would wait longer is refused with 429, and a place is booked for its caller at "
-        "the instant that `Retry-After` names. `tidegate up` sets 60 for its own small engine.",
+        "the instant that `Retry-After` names. `budgets.profile` sets it where it is not set here.",
     )
     queue: int = Field(1024, ge=1, le=1_000_000, description="Requests that may wait for one model's slots.")
     aging: float = Field(

@@ -42,7 +42,7 @@ class CapabilityRoute:
         self._limits = limits
         self._asks = any(stage.name == "generate" for stage in stages)
         self._leave = capability.manifest.leave
-        budgets = capability.manifest.budgets
+        budgets = capability.budgets
         self._steps = [Step(stage, budgets.retrieve_s if stage.name == "retrieve" else budgets.total_s) for stage in stages]
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -125,14 +125,16 @@ class CapabilityRoute:
 
     async def _turn(self, place: Place, ask: Ask) -> None:
         """Where a lower rung may answer, nobody waits longer for a slot than for a first token, however short the wait was forecast to be."""
-        wait_s = self._capability.manifest.budgets.first_token_s
+        wait_s = self._capability.budgets.first_token_s
         try:
             async with asyncio.timeout(wait_s) as patience:
                 await turn(place, ask.flight)
         except TimeoutError:
             if not patience.expired():
                 raise
-            raise Busy(f"No slot was free within {wait_s:g} s.", hint="Try again later, or raise budgets.first_token_s in capability.toml.") from None
+            raise Busy(
+                f"No slot was free within {wait_s:g} s.", hint="Try again later, or raise budgets.first_token_s in capability.toml or tidegate.toml."
+            ) from None
 
     def _rung(self, ask: Ask) -> list[Header]:
         """The header that names the rung, where there is a ladder."""

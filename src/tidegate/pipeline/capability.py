@@ -30,7 +30,7 @@ from tidegate.guard.door import Action
 from tidegate.guard.terms import read_terms
 from tidegate.pipeline.faq import Faq, read_faq
 from tidegate.pipeline.rungs import Rung, check_ladder
-from tidegate.pipeline.settings import LengthSettings, ShardSettings
+from tidegate.pipeline.settings import BudgetSettings, LengthSettings, ShardSettings
 
 #: Engines count tokens in signed 32-bit numbers.
 _MAX_TOKEN_ID = 2**31 - 1
@@ -39,8 +39,8 @@ _MAX_TOKEN_ID = 2**31 - 1
 class Budgets(Section):
     """Seconds that a stage, the first token and the whole may take."""
 
-    retrieve_s: float = Field(2.0, gt=0, description="Seconds that retrieval may take.")
-    first_token_s: float = Field(30.0, gt=0, description="Seconds from the engine's call to its first token.")
+    retrieve_s: float = Field(0.0, ge=0, description="Seconds that retrieval may take; 0: as `[budgets]` of tidegate.toml says.")
+    first_token_s: float = Field(0.0, ge=0, description="Seconds from the engine's call to its first token; 0: as `[budgets]` says.")
     total_s: float = Field(120.0, gt=0, description="Seconds that the whole request may take.")
     full_share: float = Field(
         0.0, ge=0, le=1,
@@ -149,10 +149,11 @@ class Manifest(Section):
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """A loaded capability. `path` is "GROUP/NAME"; `sha256` covers every file that shapes its answers."""
+    """A loaded capability. `path` is "GROUP/NAME"; `sha256` covers every file that shapes its answers; `budgets` are those in force."""
 
     path: str
     manifest: Manifest
+    budgets: Budgets
     input_schema: dict[str, Any]
     output_schema: dict[str, Any]
     prompt_sha256: str
@@ -191,23 +192,26 @@ class Capability:
         return sorted({f"{_where(error)} ({_keyword(error)})" for error in self._output.iter_errors(fields)})
 
 
-def load_all(folders: list[str]) -> dict[str, Capability]:
-    """All capabilities under `folders`, by path. Raises SettingsError that names the file that is wrong."""
+def load_all(folders: list[str], budgets: BudgetSettings | None = None) -> dict[str, Capability]:
+    """All capabilities under `folders`, by path. `budgets`: what holds where they say nothing.
+
+    Raises SettingsError that names the file that is wrong.
+    """
     found: dict[str, Capability] = {}
     for folder in folders:
         root = Path(folder).expanduser()
         if not root.is_dir():
             raise SettingsError(f"There is no folder {root} (capabilities.folders).", hint="Correct the path, or create the folder.")
         for manifest in sorted(root.glob("*/*/capability.toml")):
-            capability = load(manifest.parent)
+            capability = load(manifest.parent, budgets)
             if capability.path in found:
                 raise SettingsError(f"The capability {capability.path} is in two folders; the second is {manifest.parent}.", hint="Remove one.")
             found[capability.path] = capability
     return found
 
 
-def load(folder: Path) -> Capability:
-    """One capability. Raises SettingsError that names the file and what is wrong in it."""
+def load(folder: Path, budgets: BudgetSettings | None = None) -> Capability:
+    """One capability; see load_all. Raises SettingsError that names the file and what is wrong in it."""
     path = f"{folder.parent.name}/{folder.name}"
     manifest = _manifest(folder / "capability.toml")
     prompt = folder / "prompts" / manifest.prompt / "template.jinja"
@@ -235,11 +239,17 @@ def load(folder: Path) -> Capability:
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     capability = Capability(
-        path, manifest, input_schema, output_schema, hashlib.sha256(source.encode()).hexdigest(), digest.hexdigest(),
-        template, terms, faq, input_validator, output_validator,
+        path, manifest, _in_force(manifest.budgets, budgets or BudgetSettings.model_validate({})), input_schema, output_schema,
+        hashlib.sha256(source.encode()).hexdigest(), digest.hexdigest(), template, terms, faq, input_validator, output_validator,
     )
     check_ladder(folder / "capability.toml", capability)
     return capability
+
+
+def _in_force(own: Budgets, common: BudgetSettings) -> Budgets:
+    return own.model_copy(
+        update={"retrieve_s": own.retrieve_s or common.retrieve_s, "first_token_s": own.first_token_s or common.first_token_s}
+    )
 
 
 def _manifest(file: Path) -> Manifest:

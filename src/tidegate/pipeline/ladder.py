@@ -92,7 +92,7 @@ class Ladder:
         """Raises SettingsError where no engine serves the model of a rung that is not optional."""
         manifest = capability.manifest
         self._path = capability.path
-        self._total_s = manifest.budgets.total_s
+        self._total_s = capability.budgets.total_s
         self._retrieves = any(stage.name == "retrieve" for stage in stages)
         self._drops = next((rung.says for rung in manifest.ladder if rung.rung == "no_retrieval"), "")
         self._message = manifest.ladder[-1]
@@ -207,7 +207,7 @@ class _Maker:
     def __init__(self, capability: Capability, stages: Sequence[Stage]) -> None:
         self._stages = stages
         self._model = capability.manifest.model
-        self._retrieve_s = capability.manifest.budgets.retrieve_s
+        self._retrieve_s = capability.budgets.retrieve_s
         self._speaks = "contract" not in capability.manifest.stages  # what is JSON has no room for a sentence of ours
         self._drops = next((rung.says for rung in capability.manifest.ladder if rung.rung == "no_retrieval"), NOTES["no_retrieval"])
 

@@ -33,6 +33,6 @@ async def run(ask: Ask, steps: Sequence[Step]) -> None:
                 raise
             raise DeadlineExceeded(
                 f"The stage {stage.name!r} did not finish within {allowed_s:.1f} s.",
-                hint="Raise its budget in capability.toml or server.deadline_s, or look at the flight to see where the time went.",
+                hint="Raise its budget in capability.toml or tidegate.toml, or server.deadline_s, or look at the flight to see where the time went.",
                 stage=stage.name,
             ) from None

@@ -18,6 +18,25 @@ class CapabilitySettings(Section):
     )
 
 
+class BudgetSettings(Section):
+    """`[budgets]`: how the one deadline of a request is cut among the stages of a capability. Each is enforced by cancel, and a rung of the ladder is
+    the fallback."""
+
+    profile: Literal["gpu", "embedded"] = Field(
+        "gpu",
+        description="Named values for the settings below and `admission.forecast_s`. `gpu`: retrieval 0.2 s, first token 0.8 s, forecast wait 3 s. "
+        "`embedded`: 2 s, 30 s, 60 s; `tidegate up` takes it for its own engine where nothing is set. A value that is set beside it wins.",
+    )
+    retrieve_s: float = Field(
+        0.2, gt=0, le=86_400, allow_inf_nan=False, description="Seconds that retrieval may take, where a capability does not say it."
+    )
+    first_token_s: float = Field(
+        0.8, gt=0, le=86_400, allow_inf_nan=False,
+        description="Seconds from the engine's call to its first token, where a capability does not say it. On /v1 engines.NAME.first_token_s alone "
+        "holds: it has no ladder.",
+    )
+
+
 class LengthSettings(Section):
     """What happens to a prompt that is too long. `[length]` of tidegate.toml for `/v1`, of capability.toml for the stage `fit`."""
 

@@ -1,7 +1,7 @@
 """The figures at the top of the page: a fold over /health and the newest flights. Every name is optional: what is absent is not shown.
 
 Names read: `status`, `why`, `requests_in_flight`, `engines.{name}.{up,admitted}`, `embedder.up`, `database.{up,round_trip_ms}`,
-`limits.{shared,means}`, `spool.{records_waiting,bytes,max_bytes,near}`.
+`limits.{shared,means}`, `budgets.{profile,first_token_s,retrieve_s,forecast_s}`, `spool.{records_waiting,bytes,max_bytes,near}`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from tidegate.core.flight import FlightRecord
 
 #: How many of the newest flights the times are taken from.
 RECENT = 200
+#: The budgets, as the page calls them.
+_TIMES = (("first token", "first_token_s"), ("search", "retrieve_s"), ("wait", "forecast_s"))
 _FRESH_S = 1.0
 _PATIENCE_S = 1.5
 
@@ -63,7 +65,7 @@ def reasons(health: dict[str, Any]) -> list[str]:
 
 def figures(health: dict[str, Any], recent: Sequence[FlightRecord]) -> list[Figure]:
     """What the head of the page shows, in order."""
-    return [*_status(health), *_times(recent), *_parts(health), *_spool(health)]
+    return [*_status(health), *_times(recent), *_parts(health), *_budgets(health), *_spool(health)]
 
 
 def _status(health: dict[str, Any]) -> list[Figure]:
@@ -111,6 +113,15 @@ def _limits(health: dict[str, Any]) -> list[Figure]:
     if shared is None:
         return []
     return [Figure("Limits", "shared", "by all machines", "good") if shared else Figure("Limits", "alone", str(health["limits"]["means"]), "warn")]
+
+
+def _budgets(health: dict[str, Any]) -> list[Figure]:
+    """The profile in force, and its values."""
+    budgets = health.get("budgets")
+    if not budgets:
+        return []
+    times = ", ".join(f"{name} {budgets[key]:g} s" for name, key in _TIMES if key in budgets)
+    return [Figure("Budgets", str(budgets.get("profile", "–")), times)]
 
 
 def _spool(health: dict[str, Any]) -> list[Figure]:

@@ -161,7 +161,7 @@ class GenerateStage:
             self._engines.blame(engine)
             raise EngineStalled(
                 f"The engine {engine.name} gave no token within {loop.time() - began_s:.3g} s.",
-                hint="Raise budgets.first_token_s in capability.toml, or look at the engine's queue under /health.",
+                hint="Raise budgets.first_token_s in capability.toml or tidegate.toml, or look at the engine's queue under /health.",
             ) from None
         finally:
             if early is not None:
@@ -188,7 +188,7 @@ def text_of(batch: list[Chunk]) -> str:
 def build(capability: Capability, parts: Parts) -> Stage:
     """Raises SettingsError where a trigger names a stage that gives nothing."""
     return GenerateStage(
-        parts.engines, holds=not capability.streams, first_token_s=capability.manifest.budgets.first_token_s,
+        parts.engines, holds=not capability.streams, first_token_s=capability.budgets.first_token_s,
         control=_control(capability, parts), max_resumes=parts.max_resumes, resume_wait_s=parts.resume_wait_s,
         retries=parts.retries,
     )
