@@ -34,6 +34,7 @@ from tidegate.core.errors import (
 from tidegate.core.flight import Flight
 from tidegate.core.plugins import load as load_plugin
 from tidegate.core.ports import Engine, EngineStream
+from tidegate.core.search import Filter, Found
 from tidegate.engines.cause import Cause
 from tidegate.pipeline.capability import Capability, load
 from tidegate.pipeline.ladder import Enter, Ladder
@@ -154,16 +155,13 @@ class Searcher:
     def __init__(self, fails: TidegateError | None = None, hangs: bool = False) -> None:
         self.fails, self.hangs, self.searches = fails, hangs, 0
 
-    async def find(self, question: str, *, k: int, tags: dict[str, str], collection: str) -> list[Passage]:
+    async def find(self, question: str, *, k: int, wanted: Filter, collection: str) -> Found:
         self.searches += 1
         if self.hangs:
             await asyncio.Event().wait()
         if self.fails is not None:
             raise self.fails
-        return [Passage("p1", "doc.md", "Doc", "Nine to five.", 0.9)]
-
-    async def index_version(self, collection: str) -> str:
-        return "index-1"
+        return Found([Passage("p1", "doc.md", "Doc", "Nine to five.", 0.9)], "index-1")
 
 
 class Bench:

@@ -17,6 +17,7 @@ from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import CannotContinue, DeadlineExceeded, EngineCut, EngineStalled, OutputInvalid, SettingsError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine, EngineStream
+from tidegate.core.search import Filter, Found
 from tidegate.engines.cause import Cause
 from tidegate.pipeline.capability import load
 from tidegate.pipeline.parts import Parts
@@ -207,12 +208,9 @@ class FakeSearch:
         self.passages = passages
         self.asked: dict[str, Any] = {}
 
-    async def find(self, question: str, *, k: int, tags: dict[str, str], collection: str) -> list[Passage]:
-        self.asked = {"question": question, "k": k, "tags": tags, "collection": collection}
-        return self.passages
-
-    async def index_version(self, collection: str) -> str:
-        return "7"
+    async def find(self, question: str, *, k: int, wanted: Filter, collection: str) -> Found:
+        self.asked = {"question": question, "k": k, "tags": wanted.tags, "collection": collection}
+        return Found(self.passages, "7")
 
 
 async def test_retrieve_filters_by_the_fields_that_are_there(tmp_path: Path) -> None:

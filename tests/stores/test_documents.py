@@ -11,6 +11,7 @@ import pytest
 from tidegate.core.document import Document, NewPassage, passage_ids
 from tidegate.core.errors import SettingsError
 from tidegate.core.ports import DocumentStore, Vectors, VectorStore
+from tidegate.core.search import Filter
 
 
 class Store(VectorStore, DocumentStore, Protocol):
@@ -36,7 +37,7 @@ async def test_the_nearest_passages_come_first(store: Store) -> None:
     near = np.zeros((1, 384), np.float32)
     near[0, :2] = 0.8, 0.6
     await store.replace_document(a_document(), [NewPassage("one", page=3), NewPassage("two"), NewPassage("three")], axis(0, 1, 2))
-    found = await store.search("c", near[0], 2, {})
+    found = (await store.search("c", near[0], 2)).passages
     assert [passage.text for passage in found] == ["one", "two"]
     assert [passage.score for passage in found] == pytest.approx([0.8, 0.6], abs=1e-3)
     assert (found[0].document, found[0].title, found[0].page, found[0].tags) == ("a.md", "A", 3, {"lang": "en"})
@@ -45,7 +46,7 @@ async def test_the_nearest_passages_come_first(store: Store) -> None:
 async def test_scores_stay_between_0_and_1(store: Store) -> None:
     """An opposite passage scores 0, not -1."""
     await store.replace_document(a_document(), texts("same", "opposite"), axis(0, 0) * np.array([[1], [-1]], np.float32))
-    assert [passage.score for passage in await store.search("c", axis(0)[0], 9, {})] == [1.0, 0.0]
+    assert [passage.score for passage in (await store.search("c", axis(0)[0], 9)).passages] == [1.0, 0.0]
 
 
 async def test_a_search_sees_its_collection_and_tags_only(store: Store) -> None:
@@ -56,7 +57,7 @@ async def test_a_search_sees_its_collection_and_tags_only(store: Store) -> None:
     await store.replace_document(a_document("a", collection="d"), texts("elsewhere"), axis(0))
 
     async def found(**tags: str) -> set[str]:
-        return {passage.text for passage in await store.search("c", axis(0)[0], 9, tags)}
+        return {passage.text for passage in (await store.search("c", axis(0)[0], 9, Filter(tags))).passages}
 
     assert await found() == {"en", "zh", "other"}
     assert await found(lang="en") == {"en", "other"}
@@ -68,7 +69,7 @@ async def test_a_search_sees_its_collection_and_tags_only(store: Store) -> None:
 
 async def test_a_collection_that_is_not_there_is_empty(store: Store) -> None:
     """No passages and version 0, no error."""
-    assert await store.search("none", axis(0)[0], 3, {}) == []
+    assert (await store.search("none", axis(0)[0], 3)).passages == []
     assert await store.index_version("none") == "0"
 
 
@@ -87,10 +88,10 @@ async def test_unchanged_passages_keep_their_id(store: Store) -> None:
     """Replacing says what was added, kept and removed; what stayed has the id it had, also in another order."""
     first = await store.replace_document(a_document(), texts("one", "two", "three"), axis(0, 1, 2))
     assert (first.added, first.kept, first.removed, first.version, first.notes) == (3, 0, 0, 1, [])
-    before = {passage.text: passage.id for passage in await store.search("c", axis(0)[0], 9, {})}
+    before = {passage.text: passage.id for passage in (await store.search("c", axis(0)[0], 9)).passages}
     second = await store.replace_document(a_document(), texts("three", "four", "one"), axis(2, 3, 0))
     assert (second.added, second.kept, second.removed, second.version) == (1, 2, 1, 2)
-    after = {passage.text: passage.id for passage in await store.search("c", axis(0)[0], 9, {})}
+    after = {passage.text: passage.id for passage in (await store.search("c", axis(0)[0], 9)).passages}
     assert set(after) == {"one", "three", "four"}
     assert (after["one"], after["three"]) == (before["one"], before["three"])
 
@@ -99,7 +100,7 @@ async def test_a_kept_passage_takes_new_tags_page_and_vector(store: Store) -> No
     """The id stands for the text alone."""
     await store.replace_document(a_document(), [NewPassage("one", page=1)], axis(0))
     await store.replace_document(a_document(title="B", tags={"lang": "zh"}), [NewPassage("one", page=2)], axis(5))
-    (found,) = await store.search("c", axis(5)[0], 9, {})
+    (found,) = (await store.search("c", axis(5)[0], 9)).passages
     assert (found.score, found.page, found.title, found.tags) == (1.0, 2, "B", {"lang": "zh"})
 
 
@@ -107,7 +108,7 @@ async def test_the_same_text_twice_is_two_passages(store: Store) -> None:
     """In one document, in two documents and in two collections."""
     for document in (a_document(), a_document("b.md"), a_document(collection="d")):
         await store.replace_document(document, texts("x", "x"), axis(0, 0))
-    found = await store.search("c", axis(0)[0], 9, {}) + await store.search("d", axis(0)[0], 9, {})
+    found = (await store.search("c", axis(0)[0], 9)).passages + (await store.search("d", axis(0)[0], 9)).passages
     assert len({passage.id for passage in found}) == 6
 
 
@@ -153,7 +154,7 @@ async def test_characters_that_cannot_be_kept_are_marked_with_a_note(store: Stor
     done = await store.replace_document(document, [NewPassage("x\0y", heading="\0"), NewPassage("fine")], axis(0, 1))
     assert len(done.notes) == 1
     assert "1 of 2 passages" in done.notes[0]
-    (found, _) = await store.search("c", axis(0)[0], 2, {"k\0": "v\0"})
+    (found, _) = (await store.search("c", axis(0)[0], 2, Filter({"k\0": "v\0"}))).passages
     assert (found.text, found.title, found.document) == ("x\ufffdy", "T\ufffd", "a\ufffd.md")
     assert await store.document_sha("c", "a\0.md") == "1"
     assert await store.delete_document("c", "a\0.md")
@@ -164,7 +165,7 @@ async def test_vectors_of_another_size_are_refused(store: Store) -> None:
     with pytest.raises(SettingsError, match="3 numbers"):
         await store.replace_document(a_document(), texts("x"), np.ones((1, 3), np.float32))
     with pytest.raises(SettingsError, match="3 numbers"):
-        await store.search("c", np.ones(3, np.float32), 1, {})
+        await store.search("c", np.ones(3, np.float32), 1)
     assert await store.list_documents() == []
 
 
@@ -178,7 +179,7 @@ async def test_two_writers_of_one_document_take_turns(store: Store) -> None:
     """The end is one writer's document whole, never a mixture."""
     one, two = texts(*"abcdef"), texts(*"defghi")
     await asyncio.gather(*(store.replace_document(a_document(), words, axis(*range(6))) for words in (one, two) * 5))
-    found = {passage.text for passage in await store.search("c", axis(0)[0], 99, {})}
+    found = {passage.text for passage in (await store.search("c", axis(0)[0], 99)).passages}
     assert found in ({*"abcdef"}, {*"defghi"})
     assert (await store.list_documents())[0].version == 10
 

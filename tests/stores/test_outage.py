@@ -217,10 +217,10 @@ async def test_searches_see_the_old_document_until_the_new_one_is_whole(clean_ds
             deadline_ns = time.perf_counter_ns() + 10 * 10**9
             while await (await watcher.execute(waiting)).fetchone() == (0,):
                 assert time.perf_counter_ns() < deadline_ns
-        assert {passage.text for passage in await postgres.search("c", vectors[0], 9, {})} == set("abc")
+        assert {passage.text for passage in (await postgres.search("c", vectors[0], 9)).passages} == set("abc")
         await blocker.rollback()
     await writer
-    assert {passage.text for passage in await postgres.search("c", vectors[0], 9, {})} == set("xyz")
+    assert {passage.text for passage in (await postgres.search("c", vectors[0], 9)).passages} == set("xyz")
 
 
 def test_it_works_on_uvloop(clean_dsn: str) -> None:

@@ -25,8 +25,9 @@ def test_every_query_has_a_name_and_a_sentence() -> None:
     for file in (ROOM / "sql").glob("*.sql"):
         text = file.read_text()
         found = parse(text)
-        assert text.startswith("-- name: ")
-        assert len(found) == text.count(";\n") == text.count("-- name:")
+        assert text.startswith(("-- name: ", "-- part: "))
+        assert len(found) == text.count("-- name:")
+        assert not any(b"{{" in query.sql for query in found)
         for query in found:
             assert query.sentence.endswith("."), query.name
             assert query.sql.endswith(b";"), query.name
@@ -34,7 +35,7 @@ def test_every_query_has_a_name_and_a_sentence() -> None:
 
 def test_every_query_is_used_and_no_other_sql_is_hidden_in_code() -> None:
     """Names in code and names in files are the same."""
-    code = (ROOM / "systems" / "postgres.py").read_text()
+    code = "".join(file.read_text() for file in (ROOM / "systems" / "postgres.py", ROOM / "passages.py"))
     used = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', code))
     assert set(queries()) <= used
     assert not re.search(r"insert into|delete from|update tidegate", code)
@@ -43,6 +44,14 @@ def test_every_query_is_used_and_no_other_sql_is_hidden_in_code() -> None:
 def test_a_file_may_hold_many_queries() -> None:
     """In the order of the file."""
     assert [query.name for query in parse("-- name: a\n-- A.\nselect 1;\n\n-- name: b\n-- B.\nselect 2;\n")] == ["a", "b"]
+
+
+def test_queries_of_a_file_may_share_a_part() -> None:
+    """It stands in each of them, and is none itself."""
+    part = "-- part: fits\n-- What fits.\na = 1\n  and b = 2\n\n"
+    text = part + "-- name: a\n-- A.\nselect 1 where {{fits}};\n\n-- name: b\n-- B.\nselect 2 where {{fits}};\n"
+    shared = b" where a = 1\n  and b = 2;"
+    assert [query.sql for query in parse(text)] == [b"select 1" + shared, b"select 2" + shared]
 
 
 @pytest.mark.parametrize(

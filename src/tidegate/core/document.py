@@ -15,7 +15,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     - `sha256`: hex digest of the content *and* of whatever else decides what is stored (loader and chunker version, embedding model), so
       that "same digest" means "nothing to do".
     - `tags`: what a search may filter on; every passage of the document carries them.
-    - `version`, `passages`, `ingested_unix_s` are the store's: what they hold on the way in is ignored.
+    - `superseded_by`, `version`, `passages`, `ingested_unix_s` are the store's: what they hold on the way in is ignored.
     """
 
     collection: str
@@ -24,6 +24,14 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     size_bytes: int = 0
     tags: dict[str, str] = {}
+    #: What it is dated; None: the time of its ingest.
+    dated_unix_s: float | None = None
+    #: How far it may be trusted, 0 to 1.
+    confidence: float = 1.0
+    #: Sources of the same collection that this one takes the place of: they stay, and are not quoted unless a search asks for them.
+    supersedes: tuple[str, ...] = ()
+    #: The source that takes its place, if one does.
+    superseded_by: str | None = None
     #: 1 for the first ingest, one more for each one that replaced it.
     version: int = 0
     passages: int = 0

@@ -9,11 +9,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.core.ask import Ask, Caller, EngineCall, Passage, Said
+from tidegate.core.ask import Ask, Caller, EngineCall, Said
 from tidegate.core.ask import EngineAnswer as EngineAnswer
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.document import Document, NewPassage, Replaced
 from tidegate.core.flight import Flight, FlightRecord
+from tidegate.core.search import ANY, Filter, Found
 
 Vectors = npt.NDArray[np.float32]
 
@@ -123,8 +124,8 @@ class Embedder(Protocol):
 class VectorStore(Protocol):
     """Passages by nearness, filtered, in one transaction."""
 
-    async def search(self, collection: str, vector: Vectors, k: int, tags: dict[str, str]) -> list[Passage]:
-        """The k nearest passages whose tags contain `tags`, nearest first. Raises StoreDown."""
+    async def search(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, exact: bool = False) -> Found:
+        """The k nearest passages that fit, nearest first. `exact`: all that fit are compared, however many. Raises StoreDown."""
         ...
 
     async def index_version(self, collection: str) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from tidegate.admission.gate import Gate
-from tidegate.core.ask import Ask, Passage
+from tidegate.core.ask import Ask
 from tidegate.core.ports import Engine, TokenCounter
+from tidegate.core.search import Filter, Found
 from tidegate.engines.cause import Cause
 from tidegate.pipeline.control import Ban
 
@@ -40,9 +41,7 @@ class Engines(Protocol):
 class Searcher(Protocol):
     """Finds passages. Raises StoreDown."""
 
-    async def find(self, question: str, *, k: int, tags: dict[str, str], collection: str) -> list[Passage]: ...
-
-    async def index_version(self, collection: str) -> str: ...
+    async def find(self, question: str, *, k: int, wanted: Filter, collection: str) -> Found: ...
 
 
 @dataclass(frozen=True, slots=True)

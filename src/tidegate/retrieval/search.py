@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.core.ask import Passage
 from tidegate.core.errors import BadRequest
 from tidegate.core.ports import Embedder, VectorStore
+from tidegate.core.search import ANY, Filter, Found
 from tidegate.retrieval.settings import RetrievalSettings
 
 
@@ -17,9 +17,9 @@ class Search:
         self._settings = settings
 
     async def find(
-        self, question: str, *, k: int | None = None, tags: dict[str, str] | None = None, collection: str | None = None
-    ) -> list[Passage]:
-        """The `k` nearest passages whose tags contain `tags`, nearest first; [] where nothing matches.
+        self, question: str, *, k: int | None = None, wanted: Filter = ANY, collection: str | None = None
+    ) -> Found:
+        """The `k` nearest passages that fit, nearest first; none where nothing does.
 
         What is not given comes from the settings. Raises BadRequest for a question without words, StoreDown where the embedder or the
         store cannot be reached.
@@ -27,8 +27,4 @@ class Search:
         if not question.strip():
             raise BadRequest("The question is empty.", hint="Ask something.", param="question")
         (vector,) = await self._embedder.embed([question], "query")
-        return await self._store.search(collection or self._settings.collection, vector, k or self._settings.k, tags or {})
-
-    async def index_version(self, collection: str | None = None) -> str:
-        """Changes whenever the collection's content does. Raises StoreDown."""
-        return await self._store.index_version(collection or self._settings.collection)
+        return await self._store.search(collection or self._settings.collection, vector, k or self._settings.k, wanted)

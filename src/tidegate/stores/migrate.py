@@ -84,7 +84,7 @@ def migrate(dsn: str) -> list[str]:
     except psycopg.errors.InsufficientPrivilege as error:
         raise _refused(error, dsn, "Give store.dsn's user the right to create in the database, or migrate once as its owner.") from error
     except (psycopg.errors.FeatureNotSupported, psycopg.errors.UndefinedFile, psycopg.errors.UndefinedObject) as error:
-        raise _refused(error, dsn, "Install the extension pgvector, 0.7 or later, on the database's machine.") from error
+        raise _refused(error, dsn, "Install the extension pgvector, 0.8 or later, on the database's machine.") from error
     except psycopg.Error as error:
         raise translate(error, dsn) from error
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.core.document import Document, NewPassage
-from tidegate.core.errors import SettingsError
+from tidegate.core.errors import BadRequest, SettingsError
 from tidegate.core.ports import Vectors
-from tidegate.stores.clean import clean_struct
+from tidegate.stores.clean import clean_struct, clean_value
 
 #: Numbers of an embedding, as the schema has them.
 DIMENSIONS = 384
+#: Most bytes of a passage's tags: they stand beside its vector in indexes, whose entries have 2,700 bytes at most.
+TAGS_BYTES = 1200
 
 
 def check_dimensions(dimensions: int) -> None:
@@ -29,6 +31,10 @@ def prepare(document: Document, passages: Sequence[NewPassage], vectors: Vectors
         check_dimensions(vectors.shape[-1])
     if len(vectors) != len(passages):
         raise ValueError(f"{len(passages)} passages came with {len(vectors)} vectors.")
+    for tags in (document.tags, *(passage.tags for passage in passages if passage.tags)):
+        size = len(msgspec.json.encode(clean_value(document.tags | tags)))
+        if size > TAGS_BYTES:
+            raise BadRequest(f"The tags take {size} bytes; at most {TAGS_BYTES} can be searched by.", hint="Shorten or drop some.", param="tags")
     clean = [clean_struct(passage) for passage in passages]
     changed = sum(before != after for before, after in zip(passages, clean, strict=True))
     head = clean_struct(document)

@@ -3,6 +3,8 @@
     -- name: get_flight
     -- The record of one flight.
     select ... ;
+
+What several queries of a file share stands at its head as `-- part: NAME` with a sentence, and as {{NAME}} in the queries.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from importlib import resources
 import msgspec
 
 _HEAD = re.compile(r"^-- name: (\w+)\n-- (.+)\n", re.MULTILINE)
+_PART = re.compile(r"^-- part: (\w+)\n-- .+\n((?:.+\n)+)", re.MULTILINE)
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -39,7 +42,9 @@ def queries() -> Mapping[str, Query]:
 
 
 def parse(text: str) -> list[Query]:
-    """The queries of one file, in its order."""
+    """The queries of one file, in its order, with the parts that they share in their places."""
+    for part in _PART.findall(text):
+        text = text.replace("{{" + part[0] + "}}", part[1].strip())
     heads = list(_HEAD.finditer(text))
     ends = [head.start() for head in heads[1:]] + [len(text)]
     return [Query(head[1], head[2], text[head.end() : end].strip().encode()) for head, end in zip(heads, ends, strict=True)]

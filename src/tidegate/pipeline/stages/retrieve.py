@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidegate.core.ask import Ask
 from tidegate.core.errors import SettingsError
 from tidegate.core.ports import Stage
+from tidegate.core.search import Filter
 from tidegate.pipeline.capability import Capability, Retrieve
 from tidegate.pipeline.parts import Parts, Searcher
 
@@ -23,14 +24,18 @@ class RetrieveStage:
         tags = {tag: str(ask.input[field]) for tag, field in settings.tags_from.items() if ask.input.get(field) is not None}
         flight = ask.flight
         try:
-            flight.index_version = await self._search.index_version(settings.collection)
-            found = await self._search.find(str(ask.input[settings.question]), k=settings.k, tags=tags, collection=settings.collection)
+            question = str(ask.input[settings.question])
+            found = await self._search.find(question, k=settings.k, wanted=Filter(tags), collection=settings.collection)
         finally:  # also where the search failed or the client left: the time until then was its own
             flight.lap("retrieve")
-        ask.passages = [passage for passage in found if passage.score >= settings.min_score]
+        flight.index_version = found.index_version
+        ask.passages = [passage for passage in found.passages if passage.score >= settings.min_score]
         flight.passage_ids = [passage.id for passage in ask.passages]
         # The names of the tags alone: their values are the caller's words.
-        flight.decide("retrieved", collection=settings.collection, tags=sorted(tags), scores=[round(passage.score, 4) for passage in found])
+        flight.decide(
+            "retrieved", collection=settings.collection, tags=sorted(tags), way=found.way,
+            scores=[round(passage.score, 4) for passage in found.passages],
+        )
 
 
 def build(capability: Capability, parts: Parts) -> Stage:

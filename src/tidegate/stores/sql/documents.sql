@@ -4,31 +4,60 @@ select sha256 from tidegate.documents where collection = %(collection)s and sour
 
 -- name: put_document
 -- Store or replace a document's head; locks its row until the transaction ends, so that two writers of one document take turns.
-insert into tidegate.documents (collection, source, title, sha256, size_bytes, tags)
-values (%(collection)s, %(source)s, %(title)s, %(sha256)s, %(size_bytes)s, %(tags)s::jsonb)
+insert into tidegate.documents (collection, source, title, sha256, size_bytes, tags, dated_at, confidence, supersedes)
+values (%(collection)s, %(source)s, %(title)s, %(sha256)s, %(size_bytes)s, %(tags)s::jsonb,
+        coalesce(to_timestamp(%(dated_unix_s)s), now()), %(confidence)s, %(supersedes)s)
 on conflict (collection, source) do update
-    set title = excluded.title, sha256 = excluded.sha256, size_bytes = excluded.size_bytes, tags = excluded.tags,
-        version = documents.version + 1, ingested_at = now()
-returning id, version;
+    set title = excluded.title, sha256 = excluded.sha256, size_bytes = excluded.size_bytes, tags = excluded.tags, dated_at = excluded.dated_at,
+        confidence = excluded.confidence, supersedes = excluded.supersedes, version = documents.version + 1, ingested_at = now()
+returning id, version, dated_at, superseded_by is not null;
+
+-- name: make_partition
+-- The partition that holds a collection's passages; made where it is not there.
+select tidegate.passages_partition(%(collection)s);
+
+-- name: mark_superseded
+-- After a document came, changed or went: it and those that it names or named are superseded by whichever document names them now.
+with now_superseded as (
+    select one.id, (
+        select min(other.source) from tidegate.documents as other
+        where other.collection = one.collection and other.supersedes @> array[one.source] and other.id <> one.id
+    ) as by
+    from tidegate.documents as one
+    where one.collection = %(collection)s
+      and (one.source = %(source)s or one.source = any(%(supersedes)s) or one.superseded_by = %(source)s)
+    order by one.id
+    for update
+), changed as (
+    update tidegate.documents as document set superseded_by = now_superseded.by
+    from now_superseded where now_superseded.id = document.id and document.superseded_by is distinct from now_superseded.by
+    returning document.id, document.superseded_by is not null as superseded
+)
+update tidegate.passages as passage set superseded = changed.superseded
+from changed
+where passage.collection = %(collection)s and passage.document_id = changed.id and passage.superseded <> changed.superseded;
 
 -- name: passage_ids
 -- The ids of a document's passages.
-select id from tidegate.passages where document_id = %(document_id)s;
+select id from tidegate.passages where collection = %(collection)s and document_id = %(document_id)s;
 
 -- name: drop_passages
 -- Delete passages of a document by id.
-delete from tidegate.passages where document_id = %(document_id)s and id = any(%(ids)s);
+delete from tidegate.passages where collection = %(collection)s and document_id = %(document_id)s and id = any(%(ids)s);
 
 -- name: put_passage
 -- Store a passage; one that is there already is only touched where something about it changed.
-insert into tidegate.passages (id, document_id, collection, ordinal, text, page, heading, tokens, tags, embedding)
+insert into tidegate.passages
+    (id, document_id, collection, ordinal, text, page, heading, tokens, tags, embedding, dated_at, confidence, superseded)
 values (%(id)s, %(document_id)s, %(collection)s, %(ordinal)s, %(text)s, %(page)s, %(heading)s, %(tokens)s, %(tags)s::jsonb,
-        %(embedding)s::halfvec)
-on conflict (id) do update
+        %(embedding)s::halfvec, %(dated_at)s, %(confidence)s, %(superseded)s)
+on conflict (collection, id) do update
     set ordinal = excluded.ordinal, page = excluded.page, heading = excluded.heading, tokens = excluded.tokens, tags = excluded.tags,
-        embedding = excluded.embedding
-    where (passages.ordinal, passages.page, passages.heading, passages.tokens, passages.tags, passages.embedding)
-          is distinct from (excluded.ordinal, excluded.page, excluded.heading, excluded.tokens, excluded.tags, excluded.embedding);
+        embedding = excluded.embedding, dated_at = excluded.dated_at, confidence = excluded.confidence, superseded = excluded.superseded
+    where (passages.ordinal, passages.page, passages.heading, passages.tokens, passages.tags, passages.embedding, passages.dated_at,
+           passages.confidence, passages.superseded)
+          is distinct from (excluded.ordinal, excluded.page, excluded.heading, excluded.tokens, excluded.tags, excluded.embedding,
+           excluded.dated_at, excluded.confidence, excluded.superseded);
 
 -- name: delete_document
 -- Delete a document and, with it, its passages.
@@ -37,7 +66,8 @@ delete from tidegate.documents where collection = %(collection)s and source = %(
 -- name: list_documents
 -- Documents by collection and source, with the number of their passages; a null collection means all.
 select collection, source, title, sha256, size_bytes, tags::text, version,
-       (select count(*) from tidegate.passages where document_id = documents.id) as passages,
+       extract(epoch from dated_at)::float8 as dated_unix_s, confidence, supersedes, superseded_by,
+       (select count(*) from tidegate.passages where collection = documents.collection and document_id = documents.id) as passages,
        extract(epoch from ingested_at)::float8 as ingested_unix_s
 from tidegate.documents
 where %(collection)s::text is null or collection = %(collection)s
@@ -49,20 +79,3 @@ insert into tidegate.collections (name, changes, index_version)
 values (%(collection)s, 1, '1-' || %(random)s)
 on conflict (name) do update
     set changes = collections.changes + 1, index_version = (collections.changes + 1) || '-' || %(random)s;
-
--- name: index_version
--- The collection's index version.
-select index_version from tidegate.collections where name = %(collection)s;
-
--- name: search_passages
--- The k nearest passages of a collection whose tags contain the given ones, by inner product of unit vectors, which is cosine similarity.
-select near.id, d.source, d.title, near.text, least(1, greatest(0, -near.distance))::float8 as score, near.page, near.tags::text
-from (
-    select p.id, p.document_id, p.text, p.page, p.tags, p.embedding <#> %(vector)s::halfvec as distance
-    from tidegate.passages as p
-    where p.collection = %(collection)s and p.tags @> %(tags)s::jsonb
-    order by distance, p.id
-    limit %(k)s
-) as near
-join tidegate.documents as d on d.id = near.document_id
-order by near.distance, near.id;

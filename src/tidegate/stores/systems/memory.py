@@ -13,6 +13,7 @@ from tidegate.core.ask import Passage
 from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import FlightJson, KeptText, KeyRecord, Vectors
+from tidegate.core.search import ANY, Filter, Found
 from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
 
@@ -99,17 +100,34 @@ class Memory:
 
     # -- passages
 
-    async def search(self, collection: str, vector: Vectors, k: int, tags: dict[str, str]) -> list[Passage]:
+    async def search(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, exact: bool = False) -> Found:
         check_dimensions(vector.shape[-1])
-        collection, tags = clean_text(collection), clean_value(tags)
+        collection, tags = clean_text(collection), clean_value(wanted.tags)
         found = [
             Passage(id, stored.document.source, stored.document.title, passage.text, min(1.0, max(0.0, score)), passage.page, of_passage)
             for (name, _), stored in self._documents.items()
-            if name == collection
+            if name == collection and self._fits(stored.document, wanted)
             for (id, passage), score in zip(stored.passages.items(), (stored.vectors @ vector.reshape(-1)).tolist(), strict=True)
             if (of_passage := stored.document.tags | passage.tags).items() >= tags.items()
         ]
-        return sorted(found, key=lambda passage: (-passage.score, passage.id))[:k]
+        nearest = sorted(found, key=lambda passage: (-passage.score, passage.id))[:k]
+        return Found(nearest, self._index_versions.get(collection, "0"))
+
+    def _fits(self, document: Document, wanted: Filter) -> bool:
+        dated = document.dated_unix_s or 0.0
+        return (
+            (wanted.since_unix_s is None or dated >= wanted.since_unix_s)
+            and (wanted.until_unix_s is None or dated <= wanted.until_unix_s)
+            and document.confidence >= wanted.min_confidence
+            and (wanted.superseded or self._successor(document) is None)
+        )
+
+    def _successor(self, document: Document) -> str | None:
+        naming = (
+            other.document.source for (name, source), other in self._documents.items()
+            if name == document.collection and source != document.source and document.source in other.document.supersedes
+        )
+        return min(naming, default=None)
 
     async def index_version(self, collection: str) -> str:
         return self._index_versions.get(clean_text(collection), "0")
@@ -126,7 +144,9 @@ class Memory:
         key = (document.collection, document.source)
         before = self._documents.get(key)
         version = before.document.version + 1 if before else 1
-        document = msgspec.structs.replace(document, version=version, ingested_unix_s=_now_unix_s())
+        now_unix_s = _now_unix_s()
+        dated = now_unix_s if document.dated_unix_s is None else document.dated_unix_s
+        document = msgspec.structs.replace(document, version=version, ingested_unix_s=now_unix_s, dated_unix_s=dated)
         own_vectors = np.array(vectors, np.float32).reshape(len(ids), DIMENSIONS)
         self._documents[key] = _Stored(document, dict(zip(ids, passages, strict=True)), own_vectors)
         self._change(document.collection)
@@ -141,7 +161,11 @@ class Memory:
 
     async def list_documents(self, collection: str | None = None) -> list[Document]:
         wanted = clean_value(collection)
-        return [stored.document for key, stored in sorted(self._documents.items()) if wanted in (None, key[0])]
+        return [
+            msgspec.structs.replace(stored.document, superseded_by=self._successor(stored.document))
+            for key, stored in sorted(self._documents.items())
+            if wanted in (None, key[0])
+        ]
 
     def _change(self, collection: str) -> None:
         changes = int(self._index_versions.get(collection, "0").partition("-")[0]) + 1

@@ -9,32 +9,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import psycopg
 from pgvector import HalfVector
 from pgvector.psycopg.halfvec import HalfVectorBinaryDumper
 from psycopg.rows import TupleRow, class_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 
-from tidegate.core.ask import Passage
-from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
+from tidegate.core.document import Document, NewPassage, Replaced
 from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import FlightJson, KeptText, KeyRecord, Vectors
+from tidegate.core.search import ANY, Filter, Found
 from tidegate.stores.clean import clean_struct, clean_text, clean_value
 from tidegate.stores.down import check_dsn, first_line, translate, where
-from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
+from tidegate.stores.passages import Link, Passages, Progress, fetch
 from tidegate.stores.queries import queries
 from tidegate.stores.settings import StoreSettings
 
 T = TypeVar("T")
-Link = psycopg.AsyncConnection[TupleRow]
 
 #: While the database is down, one call in this time looks whether it is back.
 LOOK_AGAIN_NS = 1_000_000_000
@@ -56,6 +53,7 @@ class Postgres:
         check_dsn(settings.dsn)
         self.settings = settings
         self.place = where(settings.dsn)
+        self._passages = Passages(self._run, self._alone)
         self._pool: AsyncConnectionPool[Link] | None = None
         self._down: StoreDown | None = None
         self._look_again_ns = 0
@@ -149,74 +147,34 @@ class Postgres:
     async def forget_expired(self) -> int:
         return await self._execute("forget_expired", {})
 
-    # -- passages
+    # -- passages and documents
 
-    async def search(self, collection: str, vector: Vectors, k: int, tags: dict[str, str]) -> list[Passage]:
-        check_dimensions(vector.shape[-1])
-        wanted = {"collection": clean_text(collection), "vector": HalfVector(vector.reshape(DIMENSIONS)), "k": k, "tags": _tags(tags)}
-        return [
-            Passage(id, source, title, text, score, page, msgspec.json.decode(tags_json, type=dict[str, str]))
-            for id, source, title, text, score, page, tags_json in await self._rows("search_passages", wanted)
-        ]
+    async def search(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, exact: bool = False) -> Found:
+        return await self._passages.search(collection, vector, k, wanted, exact=exact)
+
+    async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY) -> list[str]:
+        return await self._passages.explain(collection, vector, k, wanted)
+
+    async def build_indexes(
+        self, collection: str, *, facets: Sequence[str] | None = None, graph: bool | None = None,
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        await self._passages.build_indexes(collection, facets=facets, graph=graph, progress=progress)
 
     async def index_version(self, collection: str) -> str:
-        rows = await self._rows("index_version", {"collection": clean_text(collection)})
-        return str(rows[0][0]) if rows else "0"
-
-    # -- documents
+        return await self._passages.index_version(collection)
 
     async def document_sha(self, collection: str, source: str) -> str | None:
-        rows = await self._rows("document_sha", {"collection": clean_text(collection), "source": clean_text(source)})
-        return str(rows[0][0]) if rows else None
+        return await self._passages.document_sha(collection, source)
 
     async def replace_document(self, document: Document, passages: Sequence[NewPassage], vectors: Vectors) -> Replaced:
-        document, passages, notes = prepare(document, passages, vectors)
-        ids = passage_ids(document, passages)
-        head = {**msgspec.structs.asdict(document), "tags": _tags(document.tags)}
-        rows = [
-            {
-                "id": id, "collection": document.collection, "ordinal": ordinal, "text": passage.text, "page": passage.page,
-                "heading": passage.heading, "tokens": passage.tokens, "tags": _tags(document.tags | passage.tags),
-                "embedding": HalfVector(vector),
-            }
-            for ordinal, (id, passage, vector) in enumerate(zip(ids, passages, np.asarray(vectors, np.float32), strict=True))
-        ]  # fmt: skip
-
-        async def replace(link: Link) -> Replaced:
-            async with link.transaction():
-                document_id, version = await _one(link, "put_document", head)
-                before = {row[0] for row in await _all(link, "passage_ids", {"document_id": document_id})}
-                gone = list(before.difference(ids))
-                await link.execute(queries()["drop_passages"].sql, {"document_id": document_id, "ids": gone})
-                async with link.cursor() as cursor:
-                    await cursor.executemany(queries()["put_passage"].sql, [{**row, "document_id": document_id} for row in rows])
-                await _change(link, document.collection)
-            new = len(set(ids) - before)
-            return Replaced(added=new, kept=len(ids) - new, removed=len(gone), version=version, notes=notes)
-
-        return await self._run(replace)
+        return await self._passages.replace_document(document, passages, vectors)
 
     async def delete_document(self, collection: str, source: str) -> bool:
-        named = {"collection": clean_text(collection), "source": clean_text(source)}
-
-        async def delete(link: Link) -> bool:
-            async with link.transaction():
-                gone = await _all(link, "delete_document", named)
-                if gone:
-                    await _change(link, named["collection"])
-            return bool(gone)
-
-        return await self._run(delete)
+        return await self._passages.delete_document(collection, source)
 
     async def list_documents(self, collection: str | None = None) -> list[Document]:
-        rows = await self._rows("list_documents", {"collection": clean_value(collection)})
-        return [
-            Document(
-                collection=row[0], source=row[1], title=row[2], sha256=row[3], size_bytes=row[4],
-                tags=msgspec.json.decode(row[5], type=dict[str, str]), version=row[6], passages=row[7], ingested_unix_s=row[8],
-            )
-            for row in rows
-        ]  # fmt: skip
+        return await self._passages.list_documents(collection)
 
     # -- the way to the database
 
@@ -225,7 +183,7 @@ class Postgres:
         return (await self._run(lambda link: link.execute(queries()[name].sql, parameters))).rowcount
 
     async def _rows(self, name: str, parameters: dict[str, Any]) -> list[TupleRow]:
-        return await self._run(lambda link: _all(link, name, parameters))
+        return await self._run(lambda link: fetch(link, name, parameters))
 
     async def _structs(self, name: str, kind: type[T], parameters: dict[str, Any]) -> list[T]:
         async def fetch(link: Link) -> list[T]:
@@ -295,6 +253,18 @@ class Postgres:
         async with self._pool.connection() as link:
             yield link
 
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[Link]:
+        """A connection of its own, for work that takes minutes: it takes none from those who search."""
+        try:
+            async with await psycopg.AsyncConnection.connect(
+                self.settings.dsn, autocommit=True, connect_timeout=max(2, int(self.settings.connect_timeout_s)),
+                application_name="tidegate indexes",
+            ) as link:  # fmt: skip
+                yield link
+        except psycopg.Error as error:
+            raise translate(error, self.settings.dsn) from error
+
     def _make_pool(self) -> AsyncConnectionPool[Link]:
         settings = self.settings
         return AsyncConnectionPool(
@@ -325,7 +295,7 @@ class Postgres:
         """New connections: bounded statements; vectors in binary, with a type the server infers, so its oid need not be looked up."""
         link.adapters.register_dumper(HalfVector, HalfVectorBinaryDumper)
         timeout_ms = str(int(self.settings.statement_timeout_s * 1000))
-        await link.execute(queries()["bound_statements"].sql, {"timeout_ms": timeout_ms})
+        await link.execute(queries()["set_session"].sql, {"timeout_ms": timeout_ms})
 
     def _fail_fast(self) -> None:
         if self._down is None:
@@ -379,20 +349,3 @@ class _Telling(psycopg.AsyncConnection[TupleRow]):
             raise
         tell(None)
         return link
-
-
-async def _all(link: Link, name: str, parameters: dict[str, Any]) -> list[TupleRow]:
-    return await (await link.execute(queries()[name].sql, parameters)).fetchall()
-
-
-async def _one(link: Link, name: str, parameters: dict[str, Any]) -> TupleRow:
-    return (await _all(link, name, parameters))[0]
-
-
-async def _change(link: Link, collection: str) -> None:
-    """Last in its transaction: it locks the collection's row, and writers of other documents should not wait for our work."""
-    await link.execute(queries()["change_collection"].sql, {"collection": collection, "random": secrets.token_hex(4)})
-
-
-def _tags(tags: dict[str, str]) -> str:
-    return msgspec.json.encode(clean_value(tags)).decode()
