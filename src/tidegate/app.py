@@ -98,11 +98,44 @@ ORDERS = "run/drained.json"
 WORKERS = "run/workers"
 
 
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What the workers of a machine share: made before the fork."""
+
+    book: SharedBook
+    whereabouts: Whereabouts
+
+    @classmethod
+    def of(cls, settings: Settings) -> Common:
+        """Raises SettingsError where this system has no such memory."""
+        workers = settings.server.workers
+        return cls(SharedBook(settings.limits.most_subjects, workers), Whereabouts(workers, _of_one(settings.streams, workers).replay_streams))
+
+    def join(self, worker: int) -> None:
+        """This process is the worker with this number, from now on."""
+        self.book.join(worker)
+        self.whereabouts.join(worker)
+
+    def reclaim(self, worker: int) -> None:
+        """The worker with this number is dead: what it held comes back."""
+        self.whereabouts.clear(worker)
+        self.book.reclaim(worker)
+
+
+def _of_one(streams: StreamSettings, workers: int) -> StreamSettings:
+    """One worker's share of what all kept streams together may take."""
+    if workers == 1:
+        return streams
+    return streams.model_copy(update={
+        "replay_streams": max(1, streams.replay_streams // workers), "replay_total_bytes": max(16_384, streams.replay_total_bytes // workers),
+    })
+
+
 class Gateway:
     """The rooms of one gateway process, wired. `start`, serve `door`, `stop`."""
 
-    def __init__(self, settings: Settings, embedder: Embedder | None = None, *, index: int = 0, book: Book | None = None) -> None:
-        """`index`: which of the workers this is; `book`: where they count together.
+    def __init__(self, settings: Settings, embedder: Embedder | None = None, *, index: int = 0, common: Common | None = None) -> None:
+        """`index`: which of the workers this is; `common`: what they share.
 
         Raises SettingsError for whatever a request should not be the first to find out."""
         if not settings.store.dsn:
@@ -115,7 +148,6 @@ class Gateway:
         self.store = Postgres(settings.store)
         self.fleet = Fleet(settings.engines, settings.fleet, orders=data / ORDERS)
         self.capabilities = load_all(settings.capabilities.folders, settings.budgets)
-        self._refuse_keeping_apart()
         self.embedder = embedder
         self.limits = self._build_limits(common.book if common is not None else None)
         self.seal = Seal(data / "secret")
@@ -131,6 +163,7 @@ class Gateway:
         self._index = index
         self.gate = Gate(settings.admission, settings.classes)
         self._open_lanes()
+        self.peers = Peers(self._sockets(), index, settings.server.max_body_bytes + 2 * MAX_HEAD_BYTES) if common is not None else None
         self.house = House(
             self.keys, sinks, self.seal.derive("page sessions"), self.seal.seal, settings.server.max_body_bytes, settings.server.deadline_s,
             _of_one(settings.streams, settings.server.workers), settings.server.head_wait_s, settings.server.keepalive_s, self.gate, self.peers,
@@ -176,21 +209,9 @@ class Gateway:
                 )
         prices = Prices(settings.prices, [self.embedder.model] if self.embedder is not None else [])
         if money_is_limited(settings.limits):
-        self.peers = Peers(self._sockets(), index, settings.server.max_body_bytes + 2 * MAX_HEAD_BYTES) if common is not None else None
             prices.need(self.fleet.models())
         leases = Leases(Valkey(settings.valkey), settings.limits.when_lost, settings.limits.machines) if settings.valkey.url else None
         return Limits(settings.limits, prices=prices, book=book, leases=leases)
-
-    def _refuse_keeping_apart(self) -> None:
-        streams, workers = self.settings.streams, self.settings.server.workers
-        keeping = [f"capability {path}" for path, one in self.capabilities.items() if one.manifest.leave.policy == "keep"]
-        if "keep" in (streams.leave, *streams.callers_may):
-            keeping.append("[streams]")
-        if keeping and workers > 1:
-            raise SettingsError(
-                f"{keeping[0]} keeps streams for clients that come back, but each of {workers} workers would look only among its own.",
-                hint="Set server.workers to 1, or another policy than `keep`.",
-            )
 
     async def start(self) -> None:
         """Begin with the keys of the last run, then keep keys fresh and bring flights to the database."""
@@ -203,6 +224,9 @@ class Gateway:
         self._tasks.append(loop.create_task(self.limits.keep()))
         if self.shared is not None:
             self._tasks.append(loop.create_task(self.shared.keep_telling()))
+        if self.peers is not None:
+            self.peers.listen()
+            self._tasks.append(loop.create_task(self.peers.serve()))
 
     def stopping(self) -> None:
         """The stop begins: what would hold it open for the whole grace time ends now."""
@@ -232,9 +256,6 @@ class Gateway:
         parts = Parts(
             self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s, Retries(generation), Counter(settings.engines), self.gate
         )
-        if self.peers is not None:
-            self.peers.listen()
-            self._tasks.append(loop.create_task(self.peers.serve()))
         fitting = fit(parts, settings.length) if settings.length.policy != "off" else None
         watching = Control(ban.terms, on_term=ban.on_term, max_step_backs=ban.max_step_backs)
         generate = GenerateStage(
