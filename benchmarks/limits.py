@@ -13,10 +13,8 @@ import gc
 import json
 import multiprocessing
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import common
@@ -33,7 +31,7 @@ from tidegate.stores.settings import ValkeySettings
 from tidegate.stores.systems.valkey import Valkey
 
 sys.path.insert(0, str(common.ROOT))
-from tests.stores.valkey_server import ValkeyServer  # the server's binary is one of the tests' tools
+from tests.stores.valkey_server import running  # the server's binary is one of the tests' tools
 
 KEY = Caller("key", "tenant")
 TWO = LimitSettings(requests_per_minute=100_000_000, tokens_per_minute=2_000_000_000)
@@ -160,17 +158,12 @@ async def waiting(url: str, per_minute: int, machines: int = 2) -> dict[str, Any
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
-        server = ValkeyServer(Path(folder))
-        server.start()
-        try:
-            body = {
-                "us_per_request": asyncio.run(costs(server.url)),
-                "two_processes_on_one_key": two_at_once(),
-                "leases": [asyncio.run(waiting(server.url, per_minute)) for per_minute in (60_000, 600_000)],
-            }
-        finally:
-            server.stop()
+    with running() as server:
+        body = {
+            "us_per_request": asyncio.run(costs(server.url)),
+            "two_processes_on_one_key": two_at_once(),
+            "leases": [asyncio.run(waiting(server.url, per_minute)) for per_minute in (60_000, 600_000)],
+        }
     print(json.dumps(body, indent=1))
     print(common.record("limits", body))
 

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import msgspec
 import uvloop
 
 from tidegate import __version__
-from tidegate.admission.book import Book
 from tidegate.admission.gate import Gate, share
 from tidegate.admission.leases import Leases
 from tidegate.admission.limits import Limits
@@ -29,6 +29,7 @@ from tidegate.admission.prices import Prices
 from tidegate.admission.shared import SharedBook
 from tidegate.api.auth import KeyRing
 from tidegate.api.capabilities import CapabilityRoute
+from tidegate.api.connection import MAX_HEAD_BYTES
 from tidegate.api.control import ControlDeps, create_control
 from tidegate.api.exchange import House
 from tidegate.api.leave import STREAMS, streams_route
@@ -36,8 +37,11 @@ from tidegate.api.openai import EmbeddingRoute, GenerationRoute, models_route
 from tidegate.api.page.deps import CapabilityView, PageDeps
 from tidegate.api.page.routes import Page
 from tidegate.api.page.tokens import TokenFolder
+from tidegate.api.peers import Peers
 from tidegate.api.server import Door, Route, listening_socket
 from tidegate.api.server import serve as serve_door
+from tidegate.api.settings import StreamSettings
+from tidegate.api.whereabouts import Whereabouts
 from tidegate.core import plugins
 from tidegate.core.ask import Caller
 from tidegate.core.errors import SettingsError, TidegateError
@@ -48,7 +52,7 @@ from tidegate.engines.member import Member
 from tidegate.guard.settings import DoorSettings
 from tidegate.local.child import Child
 from tidegate.local.embedder import LocalEmbedder
-from tidegate.local.folder import DataFolder
+from tidegate.local.folder import DataFolder, own_folder
 from tidegate.local.listener import url_of
 from tidegate.local.workers import Workers
 from tidegate.pipeline.capability import Capability, load_all
@@ -94,11 +98,44 @@ ORDERS = "run/drained.json"
 WORKERS = "run/workers"
 
 
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What the workers of a machine share: made before the fork."""
+
+    book: SharedBook
+    whereabouts: Whereabouts
+
+    @classmethod
+    def of(cls, settings: Settings) -> Common:
+        """Raises SettingsError where this system has no such memory."""
+        workers = settings.server.workers
+        return cls(SharedBook(settings.limits.most_subjects, workers), Whereabouts(workers, _of_one(settings.streams, workers).replay_streams))
+
+    def join(self, worker: int) -> None:
+        """This process is the worker with this number, from now on."""
+        self.book.join(worker)
+        self.whereabouts.join(worker)
+
+    def reclaim(self, worker: int) -> None:
+        """The worker with this number is dead: what it held comes back."""
+        self.whereabouts.clear(worker)
+        self.book.reclaim(worker)
+
+
+def _of_one(streams: StreamSettings, workers: int) -> StreamSettings:
+    """One worker's share of what all kept streams together may take."""
+    if workers == 1:
+        return streams
+    return streams.model_copy(update={
+        "replay_streams": max(1, streams.replay_streams // workers), "replay_total_bytes": max(16_384, streams.replay_total_bytes // workers),
+    })
+
+
 class Gateway:
     """The rooms of one gateway process, wired. `start`, serve `door`, `stop`."""
 
-    def __init__(self, settings: Settings, embedder: Embedder | None = None, *, index: int = 0, book: Book | None = None) -> None:
-        """`index`: which of the workers this is; `book`: where they count together.
+    def __init__(self, settings: Settings, embedder: Embedder | None = None, *, index: int = 0, common: Common | None = None) -> None:
+        """`index`: which of the workers this is; `common`: what they share.
 
         Raises SettingsError for whatever a request should not be the first to find out."""
         if not settings.store.dsn:
@@ -111,9 +148,8 @@ class Gateway:
         self.store = Postgres(settings.store)
         self.fleet = Fleet(settings.engines, settings.fleet, orders=data / ORDERS)
         self.capabilities = load_all(settings.capabilities.folders, settings.budgets)
-        self._refuse_keeping_apart()
         self.embedder = embedder
-        self.limits = self._build_limits(book)
+        self.limits = self._build_limits(common.book if common is not None else None)
         self.seal = Seal(data / "secret")
         self.spool = Spool(Path(settings.spool.folder) if settings.spool.folder else data / "spool", settings.spool)
         self.drain = Drain(self.spool, self.store)
@@ -127,9 +163,11 @@ class Gateway:
         self._index = index
         self.gate = Gate(settings.admission, settings.classes)
         self._open_lanes()
+        self.peers = Peers(self._sockets(), index, settings.server.max_body_bytes + 2 * MAX_HEAD_BYTES) if common is not None else None
         self.house = House(
             self.keys, sinks, self.seal.derive("page sessions"), self.seal.seal, settings.server.max_body_bytes, settings.server.deadline_s,
-            settings.streams, settings.server.head_wait_s, settings.server.keepalive_s, self.gate,
+            _of_one(settings.streams, settings.server.workers), settings.server.head_wait_s, settings.server.keepalive_s, self.gate, self.peers,
+            common.whereabouts if common is not None else None,
         )
         self._figures: dict[str, Any] = {}
         self._figures_ns = 0
@@ -155,7 +193,13 @@ class Gateway:
     def _share(self, slots: int) -> int:
         return share(slots, self._index, self.settings.server.workers)
 
-    def _build_limits(self, book: Book | None) -> Limits:
+    def _sockets(self) -> Path:
+        """The folder of the sockets by which workers reach each other: ours alone."""
+        folder = DataFolder(self.settings.local.folder)
+        own_folder(folder.run, 0o700)
+        return folder.sockets()
+
+    def _build_limits(self, book: SharedBook | None) -> Limits:
         """Raises SettingsError for limits of what is not there, and for money that nobody could count."""
         settings = self.settings
         for path in settings.limits.capabilities:
@@ -169,17 +213,6 @@ class Gateway:
         leases = Leases(Valkey(settings.valkey), settings.limits.when_lost, settings.limits.machines) if settings.valkey.url else None
         return Limits(settings.limits, prices=prices, book=book, leases=leases)
 
-    def _refuse_keeping_apart(self) -> None:
-        streams, workers = self.settings.streams, self.settings.server.workers
-        keeping = [f"capability {path}" for path, one in self.capabilities.items() if one.manifest.leave.policy == "keep"]
-        if "keep" in (streams.leave, *streams.callers_may):
-            keeping.append("[streams]")
-        if keeping and workers > 1:
-            raise SettingsError(
-                f"{keeping[0]} keeps streams for clients that come back, but each of {workers} workers would look only among its own.",
-                hint="Set server.workers to 1, or another policy than `keep`.",
-            )
-
     async def start(self) -> None:
         """Begin with the keys of the last run, then keep keys fresh and bring flights to the database."""
         self.keys.load_snapshot()
@@ -191,6 +224,9 @@ class Gateway:
         self._tasks.append(loop.create_task(self.limits.keep()))
         if self.shared is not None:
             self._tasks.append(loop.create_task(self.shared.keep_telling()))
+        if self.peers is not None:
+            self.peers.listen()
+            self._tasks.append(loop.create_task(self.peers.serve()))
 
     def stopping(self) -> None:
         """The stop begins: what would hold it open for the whole grace time ends now."""
@@ -357,21 +393,21 @@ def serve(settings: Settings, fd: int | None = None) -> int:
         uvloop.run(_serve(settings, sockets[0]))
         return 0
     clear(settings.local.folder / WORKERS)
-    book = SharedBook(settings.limits.most_subjects, len(sockets))
+    common = Common.of(settings)
 
     def work(index: int, ready: Callable[[], None]) -> int:
         for other in sockets:
             if other is not sockets[index]:
                 other.close()
-        book.join(index)
+        common.join(index)
         try:
-            uvloop.run(_serve(settings, sockets[index], index, ready, book))
+            uvloop.run(_serve(settings, sockets[index], index, ready, common))
         except TidegateError as error:
             print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
             return 2 if isinstance(error, SettingsError) else 1
         return 0
 
-    return Workers(len(sockets), work, book.reclaim).run()
+    return Workers(len(sockets), work, common.reclaim).run()
 
 
 def _keep_freed_memory() -> None:
@@ -412,11 +448,11 @@ def _allow_many_connections() -> None:
 
 
 async def _serve(
-    settings: Settings, bound: socket.socket, index: int = 0, ready: Callable[[], None] | None = None, book: Book | None = None
+    settings: Settings, bound: socket.socket, index: int = 0, ready: Callable[[], None] | None = None, common: Common | None = None
 ) -> None:
     """One gateway process: the only one, or the worker with this number, which says when it is `ready`."""
     async with _embedder(settings, own=index == 0) as embedder:
-        gateway = Gateway(settings, embedder, index=index, book=book)
+        gateway = Gateway(settings, embedder, index=index, common=common)
         await gateway.start()
         # What lives as long as the process need not be looked at by every collection, and requests leave few cycles behind.
         gc.collect()
@@ -431,7 +467,7 @@ async def _serve(
         if ready is not None:
             ready()
         try:
-            await serve_door(gateway.door, settings.server, bound, gateway.stopping)
+            await serve_door(gateway.door, settings.server, bound, gateway.stopping, gateway.peers)
         finally:
             await gateway.stop()
 
@@ -500,7 +536,9 @@ def _note_running(data: Path, url: str, pid: int) -> None:
     """Where this gateway is, for `tidegate flight` on the same machine; `pid` is whom to ask to stop."""
     run = data / "run"
     run.mkdir(mode=0o700, exist_ok=True)
-    (run / "gateway.json").write_bytes(msgspec.json.encode({"url": url, "pid": pid}))
+    written = run / "gateway.json.new"
+    written.write_bytes(msgspec.json.encode({"url": url, "pid": pid}))
+    written.replace(run / "gateway.json")  # whoever reads sees it whole
 
 
 def migrate_store(settings: Settings) -> list[str]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.stores.valkey_server import ValkeyServer
+from tests.stores.valkey_server import ValkeyServer, running
 
 from tidegate.admission.book import LEFT, SLOTS, USED, Book
 from tidegate.admission.leases import Leases
@@ -81,21 +79,15 @@ class Machine:
 
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
-    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
-        one = ValkeyServer(Path(folder))
-        one.start()
+    with running() as one:
         yield one
-        one.stop()
 
 
 @pytest.fixture(scope="module")
 def shared_server() -> Iterator[ValkeyServer]:
     """For one test's many examples."""
-    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
-        one = ValkeyServer(Path(folder))
-        one.start()
+    with running() as one:
         yield one
-        one.stop()
 
 
 @contextlib.asynccontextmanager

@@ -7,14 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stores.valkey_server import ValkeyServer, free_port
+from tests.stores.valkey_server import ValkeyServer, free_port, running
 
 COINS = '{"money_per_day": 300.0, "machines": 2}'  # nothing of it refills within a test
 
@@ -109,12 +108,9 @@ def net() -> Iterator[Net]:
 
 @pytest.fixture
 def server(net: Net) -> Iterator[ValkeyServer]:
-    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
-        one = ValkeyServer(Path(folder), "--bind", net.host, "--protected-mode", "no", port=free_port())
+    with running("--bind", net.host, "--protected-mode", "no", port=free_port()) as one:
         one.url = one.url.replace("127.0.0.1", net.host)
-        one.start()
         yield one
-        one.stop()
 
 
 @pytest.fixture

@@ -141,6 +141,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
+def workers(process: subprocess.Popen[bytes]) -> list[int]:
+    """The pids of a gateway's workers."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
 @pytest.fixture(scope="session")
 def house(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     migrate(postgres_dsn)

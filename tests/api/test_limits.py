@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.api.conftest import House, start_gateway, stop, until, url_of
-from tests.stores.valkey_server import ValkeyServer
+from tests.api.conftest import House, start_gateway, stop, until, url_of, workers
+from tests.stores.valkey_server import ValkeyServer, running
 
 SHORT = {"messages": [{"role": "user", "content": "##n=3##"}]}
 LONG = {"messages": [{"role": "user", "content": "##t=20000,n=3##"}]}
@@ -30,10 +29,6 @@ def served(house: House, postgres_dsn: str, tmp_path: Path) -> Iterator[tuple[su
         yield process, url_of(tmp_path, process)
     finally:
         stop(process)
-
-
-def workers(process: subprocess.Popen[bytes]) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
 def ask(url: str, key: str, body: dict[str, object]) -> httpx.Response:
@@ -84,11 +79,8 @@ LIMITED = {"TIDEGATE_LIMITS__EACH_TENANT": "{requests_per_minute = 60}", "TIDEGA
 
 @pytest.fixture
 def valkey() -> Iterator[ValkeyServer]:
-    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
-        one = ValkeyServer(Path(folder))
-        one.start()
+    with running() as one:
         yield one
-        one.stop()
 
 
 @pytest.fixture

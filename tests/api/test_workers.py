@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.api.conftest import House, start_gateway, stop, until, url_of
+from tests.api.conftest import House, start_gateway, stop, until, url_of, workers
 
 ASK = {"messages": [{"role": "user", "content": "##n=3##"}]}
 
@@ -24,10 +24,6 @@ def served(house: House, postgres_dsn: str, tmp_path: Path) -> Iterator[tuple[su
         yield process, url_of(tmp_path, process)
     finally:
         stop(process)
-
-
-def workers(process: subprocess.Popen[bytes]) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
 def ask(url: str, key: str) -> int:
@@ -105,6 +101,135 @@ def test_a_start_that_cannot_work_ends_at_once(house: House, tmp_path: Path) -> 
         with contextlib.suppress(ProcessLookupError):
             process.kill()
     assert "error: The flight spool cannot be written" in (tmp_path / "gateway.log").read_text()
+
+
+# -- kept streams
+
+
+@pytest.fixture
+def keeping(house: House, postgres_dsn: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Four workers that keep streams for whoever asks for it."""
+    more = {"TIDEGATE_SERVER__WORKERS": "4", "TIDEGATE_STREAMS__LEAVE": "keep"}
+    process = start_gateway(tmp_path, postgres_dsn, house.engine, **more)
+    try:
+        yield process, url_of(tmp_path, process)
+    finally:
+        stop(process)
+
+
+class Reading:
+    """A client that reads a stream from any worker, on a connection of its own."""
+
+    def __init__(self, url: str, key: str, last_id: str = "", order: str = "##i=10,n=300##") -> None:
+        self._client = httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=20)
+        if last_id:
+            asked = self._client.build_request("GET", f"/v1/streams/{last_id.split('.')[0]}", headers={"last-event-id": last_id})
+        else:
+            body = {"messages": [{"role": "user", "content": order}], "stream": True}
+            asked = self._client.build_request("POST", "/v1/chat/completions", json=body)
+        self.answer = self._client.send(asked, stream=True)
+        self._lines = self.answer.iter_lines()
+        self.ids: list[str] = []
+        self.data: list[str] = []
+
+    def read(self, events: int) -> None:
+        while len(self.data) < events:
+            line = next(self._lines)
+            if line.startswith("id: "):
+                self.ids.append(line[4:])
+            elif line.startswith("data: "):
+                self.data.append(line[6:])
+
+    @property
+    def port(self) -> int:
+        return int(self.answer.extensions["network_stream"].get_extra_info("client_addr")[1])
+
+    def leave(self) -> None:
+        self.answer.close()
+        self._client.close()
+
+
+def holder(process: subprocess.Popen[bytes], client_port: int) -> int:
+    """The worker that has the connection of the client at this port."""
+    inodes = {
+        f"socket:[{fields[9]}]"
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if int((fields := line.split())[2].rpartition(":")[2], 16) == client_port
+    }
+    for pid in workers(process):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(file) in inodes:
+                    return pid
+    raise AssertionError("no worker has it")
+
+
+def test_a_client_comes_back_to_any_worker(house: House, keeping: tuple[subprocess.Popen[bytes], str]) -> None:
+    """Twenty-four breaks, each return on a new connection that the kernel gives to any of four workers: every event once, in order. Whoever it
+    reached, one worker serves it."""
+    process, url = keeping
+    reading = Reading(url, house.keys["data"])
+    reading.read(10)
+    first = holder(process, reading.port)
+    ids, data = reading.ids[:], reading.data[:]
+    for _ in range(24):
+        reading.leave()
+        reading = Reading(url, house.keys["data"], ids[-1])
+        assert reading.answer.status_code == 200, reading.answer.read()
+        reading.read(10)
+        until(lambda at=reading.port: holder(process, at) == first, "the way to the worker that keeps it")  # type: ignore[misc]
+        ids += reading.ids
+        data += reading.data
+    while data[-1] != "[DONE]":
+        reading.read(len(reading.data) + 1)
+        data.append(reading.data[-1])
+        ids.append(reading.ids[-1])
+    reading.leave()
+    assert ids == [f"{ids[0].split('.')[0]}.{number}" for number in range(1, len(ids) + 1)]
+
+
+def test_a_killed_worker_loses_its_streams_and_says_so(house: House, keeping: tuple[subprocess.Popen[bytes], str]) -> None:
+    """Killed while a client that came back reads: it sees its connection cut, without `[DONE]`. Whoever comes for the stream gets 410 from every
+    worker, also from the one that has the dead one's number; others' clients get 404, and streams of other workers go on."""
+    process, url = keeping
+    reading = Reading(url, house.keys["data"])
+    reading.read(10)
+    reading.leave()
+    back = Reading(url, house.keys["data"], reading.ids[-1])
+    back.read(10)
+    owner = holder(process, back.port)
+    elsewhere = []
+    while len(elsewhere) < 2:  # on connections that other workers have
+        other = Reading(url, house.keys["data"])
+        other.read(5)
+        if holder(process, other.port) == owner:
+            other.leave()
+        else:
+            elsewhere.append(other)
+    os.kill(owner, signal.SIGKILL)
+    with pytest.raises((httpx.TransportError, StopIteration)):
+        back.read(10_000)
+    assert "[DONE]" not in back.data
+    until(lambda: len(workers(process)) == 4 and owner not in workers(process), "a new worker")
+    answers = {(Reading(url, house.keys["data"], back.ids[-1])).answer.status_code for _ in range(12)}
+    assert answers == {410}
+    assert {(Reading(url, house.keys["other"], back.ids[-1])).answer.status_code for _ in range(6)} == {404}
+    for other in elsewhere:
+        other.read(20)
+        other.leave()
+        again = Reading(url, house.keys["data"], other.ids[-1])
+        again.read(5)
+        assert again.ids[0] == f"{other.ids[-1].split('.')[0]}.{len(other.ids) + 1}"
+        again.leave()
+    back.leave()
+
+
+def test_only_its_owner_enters_the_workers_sockets(house: House, keeping: tuple[subprocess.Popen[bytes], str], tmp_path: Path) -> None:
+    """0600 in a folder of 0700."""
+    sockets = list((tmp_path / "run").glob("worker-*.sock"))
+    assert sorted(one.name for one in sockets) == [f"worker-{number}.sock" for number in range(4)]
+    assert {one.stat().st_mode & 0o777 for one in sockets} == {0o600}
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
 
 
 def _lives(pid: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -33,6 +34,19 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.SelectorEventLoop}
 
 
+@contextlib.asynccontextmanager
+async def building(usual_adapter: str, **usual: Any) -> AsyncIterator[Callable[..., Any]]:
+    """Makes engines with the usual settings, or those of a call; closes them."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        def make(adapter: str = usual_adapter, **settings: Any) -> Any:
+            engine = load("tidegate.engines.adapters", adapter).build("test", EngineSettings(adapter=adapter, **{**usual, **settings}))
+            stack.push_async_callback(engine.close)
+            return engine
+
+        yield make
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[Scripted]:
     server = await start()
@@ -43,17 +57,8 @@ async def server() -> AsyncIterator[Scripted]:
 @pytest.fixture
 async def build(server: Scripted) -> AsyncIterator[Build]:
     """Makes engines that talk to the scripted server; closes them."""
-    made: list[OpenAIHttp] = []
-
-    def make(adapter: str = "openai", **settings: Any) -> OpenAIHttp:
-        section = EngineSettings(adapter=adapter, **{"url": server.url, "models": ["m"], **settings})
-        engine: OpenAIHttp = load("tidegate.engines.adapters", adapter).build("test", section)
-        made.append(engine)
-        return engine
-
-    yield make
-    for engine in made:
-        await engine.close()
+    async with building("openai", url=server.url, models=["m"]) as make:
+        yield make
 
 
 @pytest.fixture(params=ADAPTERS)

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from tidegate.bench.scripted import Scripted
-from tidegate.core.ask import EngineCall
 from tidegate.core.chunk import Chunk
 from tidegate.core.errors import (
     ContextTooLong,
@@ -23,37 +22,16 @@ from tidegate.core.errors import (
     TidegateError,
 )
 from tidegate.core.flight import Flight
-from tidegate.core.ports import EngineStream
 from tidegate.engines.openai_http import OpenAIHttp
 
-from .conftest import BOUND_S, Build, ask, complete, until
+from .conftest import Build, ask, complete, until
+from .reading import collect, decided, read, text_of
 
 TEN = " the quick brown fox jumps over lazy dogs and then"
 
 
-async def read(engine: OpenAIHttp, call: EngineCall, flight: Flight | None = None) -> list[Chunk]:
-    """All chunks, taken as the product takes them."""
-    got: list[Chunk] = []
-    async with asyncio.timeout(BOUND_S):
-        await collect(await engine.start(call, flight or Flight("test")), got)
-    return got
-
-
-async def collect(stream: EngineStream, got: list[Chunk]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        await stream.relay(got.extend)
-
-
 def adapter_of(engine: OpenAIHttp) -> str:
     return engine.settings.adapter
-
-
-def text_of(chunks: list[Chunk]) -> str:
-    return "".join(chunk.text for chunk in chunks if chunk.kind == "text")
-
-
-def decided(flight: Flight) -> list[str]:
-    return [what for _, what, _ in flight.decisions]
 
 
 # -- answers

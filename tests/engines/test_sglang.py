@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.ask import EngineCall, Said
-from tidegate.core.chunk import Chunk
 from tidegate.core.errors import CannotContinue, ContextTooLong, EngineCut, EngineError, EngineRefused, TidegateError
 from tidegate.core.flight import Flight
-from tidegate.engines.adapters.sglang import Generated, Sglang, build
-from tidegate.engines.settings import EngineSettings
+from tidegate.engines.adapters.sglang import Generated, Sglang
 
-from .conftest import BOUND_S, until
+from .conftest import building, until
 from .http_stand_in import Events, HttpStandIn, Tokenizer
+from .reading import collect, decided, text_of
 
 Make = Callable[..., Sglang]
 TOKENS = Tokenizer()
@@ -105,34 +103,12 @@ async def server() -> AsyncIterator[HttpStandIn]:
 
 @pytest.fixture
 async def make(server: HttpStandIn) -> AsyncIterator[Make]:
-    made: list[Sglang] = []
-
-    def engine(**settings: Any) -> Sglang:
-        made.append(build("test", EngineSettings(adapter="sglang", **{"url": server.url, "models": ["m"], **settings})))
-        return made[-1]
-
-    yield engine
-    for one in made:
-        await one.close()
+    async with building("sglang", url=server.url, models=["m"]) as make:
+        yield make
 
 
 def ask(text: str = "Hello.", **fields: Any) -> EngineCall:
     return EngineCall("chat", "m", {"messages": [{"role": "user", "content": text}], **fields})
-
-
-async def read(stream: Any) -> list[Chunk]:
-    got: list[Chunk] = []
-    async with asyncio.timeout(BOUND_S):
-        await stream.relay(got.extend)
-    return got
-
-
-def text_of(chunks: list[Chunk]) -> str:
-    return "".join(chunk.text for chunk in chunks)
-
-
-def decided(flight: Flight) -> list[str]:
-    return [what for _, what, _ in flight.decisions]
 
 
 # -- control tokens
@@ -141,7 +117,7 @@ def decided(flight: Flight) -> list[str]:
 async def test_a_control_token_goes_as_text(make: Make, server: HttpStandIn) -> None:
     """With a chat template the prompt goes as ids in which a control token that a user typed is none, and the answer comes by /generate."""
     flight = Flight("test")
-    chunks = await read(await make(chat_template="chatml").start(ask("a<|im_end|>b", temperature=0, max_tokens=5), flight))
+    chunks = await collect(await make(chat_template="chatml").start(ask("a<|im_end|>b", temperature=0, max_tokens=5), flight))
     sent = server.last("/generate")
     ids = sent["input_ids"]
     assert TOKENS.decode(ids) == "<s><|im_start|>user\na<|im_end|>b<|im_end|>\n<|im_start|>assistant\n"
@@ -162,7 +138,7 @@ async def test_a_whole_answer_with_a_control_token(make: Make, server: HttpStand
 async def test_without_a_template_it_is_defused(make: Make, server: HttpStandIn) -> None:
     """Without a chat template a blank ends the control token, and the flight says so."""
     flight = Flight("test")
-    await read(await make().start(ask("a<|im_end|>b"), flight))
+    await collect(await make().start(ask("a<|im_end|>b"), flight))
     assert server.last("/v1/chat/completions")["messages"][0]["content"] == "a< |im_end|>b"
     assert "special_tokens_defused" in decided(flight)
 
@@ -174,7 +150,7 @@ async def test_going_on_by_ids(make: Make, server: HttpStandIn) -> None:
     """With a chat template the prompt is the ids of the first prompt and of what was said; the bound counts from the beginning."""
     flight = Flight("test")
     said = "the quick"
-    chunks = await read(
+    chunks = await collect(
         await make(chat_template="chatml").continue_from(ask(max_tokens=40), Said(said, 9, TOKENS.encode(said)), flight)
     )
     sent = server.last("/generate")
@@ -190,14 +166,14 @@ async def test_going_on_from_anywhere_by_text(make: Make, cut: int) -> None:
     """Wherever an answer is cut, what was said and what comes are the whole; without ids it is noted as tokenised anew."""
     flight = Flight("test")
     said = ANSWER[:cut]
-    chunks = await read(await make(chat_template="chatml").continue_from(ask(), Said(said, cut), flight))
+    chunks = await collect(await make(chat_template="chatml").continue_from(ask(), Said(said, cut), flight))
     assert said + text_of(chunks) == ANSWER
     assert "retokenised" in decided(flight)
 
 
 async def test_going_on_with_a_prompt(make: Make, server: HttpStandIn) -> None:
     """A completion goes on without a template: its prompt is tokenised with what SGLang puts before every prompt."""
-    chunks = await read(await make().continue_from(EngineCall("completion", "m", {"prompt": "the "}), Said("quick", 5), Flight("test")))
+    chunks = await collect(await make().continue_from(EngineCall("completion", "m", {"prompt": "the "}), Said("quick", 5), Flight("test")))
     assert TOKENS.decode(server.last("/generate")["input_ids"]) == "<s>the quick"
     assert text_of(chunks) == " brown fox"
 
@@ -205,7 +181,7 @@ async def test_going_on_with_a_prompt(make: Make, server: HttpStandIn) -> None:
 async def test_going_on_without_a_template(make: Make, server: HttpStandIn) -> None:
     """A chat without a template goes on as its own open last message, by text; none of the engine's events goes to the client."""
     flight = Flight("test")
-    chunks = await read(await make().continue_from(ask(max_tokens=9), Said("zero ", 2), flight))
+    chunks = await collect(await make().continue_from(ask(max_tokens=9), Said("zero ", 2), flight))
     sent = server.last("/v1/chat/completions")
     assert (sent["continue_final_message"], sent["messages"][-1]) == (True, {"role": "assistant", "content": "zero "})
     assert sent["max_tokens"] == 7
@@ -216,7 +192,7 @@ async def test_going_on_without_a_template(make: Make, server: HttpStandIn) -> N
 
 async def test_going_on_without_a_token(make: Make) -> None:
     """The first token is none that the forbidden text begins with; what comes after it is free."""
-    chunks = await read(
+    chunks = await collect(
         await make(chat_template="chatml").continue_from(ask(max_tokens=30), Said("the ", 4), Flight("test"), forbid="quick")
     )
     assert text_of(chunks)[0] != "q"
@@ -240,7 +216,7 @@ async def test_increments(make: Make, server: HttpStandIn) -> None:
     """With --incremental-streaming-output each event carries only what is new, also where it repeats the one before."""
     server.routes["/get_server_info"] = lambda _: {**INFO, "incremental_streaming_output": True}
     server.routes["/generate"] = lambda _: Events(*increments("hahahaha", 2), done=True)
-    chunks = await read(await make(chat_template="chatml").continue_from(ask(), Said("", 0), Flight("test")))
+    chunks = await collect(await make(chat_template="chatml").continue_from(ask(), Said("", 0), Flight("test")))
     assert text_of(chunks) == "hahahaha"
     assert [token for chunk in chunks for token in chunk.token_ids or ()] == TOKENS.encode("hahahaha")
 
@@ -275,7 +251,7 @@ async def test_bad_ends(make: Make, server: HttpStandIn, events: list[Any], erro
     """What goes wrong in /generate is one of our errors."""
     server.routes["/generate"] = lambda _: Events(*events)
     with pytest.raises(TidegateError) as caught:
-        await read(await make(chat_template="chatml").continue_from(ask(), Said("", 0), Flight("test")))
+        await collect(await make(chat_template="chatml").continue_from(ask(), Said("", 0), Flight("test")))
     assert type(caught.value) is error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,11 +11,11 @@ from tidegate.core.ask import EngineCall, Said
 from tidegate.core.chunk import Chunk
 from tidegate.core.errors import BadRequest, CannotContinue, ContextTooLong, EngineCut, EngineError, EngineRefused, TidegateError
 from tidegate.core.flight import Flight
-from tidegate.engines.adapters.tgi import Tgi, build
-from tidegate.engines.settings import EngineSettings
+from tidegate.engines.adapters.tgi import Tgi
 
-from .conftest import BOUND_S, until
+from .conftest import building, until
 from .http_stand_in import Events, HttpStandIn, Tokenizer
+from .reading import collect, decided, text_of
 
 Make = Callable[..., Tgi]
 TOKENS = Tokenizer()
@@ -72,38 +71,16 @@ async def server() -> AsyncIterator[HttpStandIn]:
 
 @pytest.fixture
 async def make(server: HttpStandIn) -> AsyncIterator[Make]:
-    made: list[Tgi] = []
-
-    def engine(**settings: Any) -> Tgi:
-        made.append(build("test", EngineSettings(adapter="tgi", **{"url": server.url, "models": ["m"], **settings})))
-        return made[-1]
-
-    yield engine
-    for one in made:
-        await one.close()
+    async with building("tgi", url=server.url, models=["m"]) as make:
+        yield make
 
 
 def ask(text: str = "Hello.", **fields: Any) -> EngineCall:
     return EngineCall("chat", "m", {"messages": [{"role": "user", "content": text}], **fields})
 
 
-async def read(stream: Any) -> list[Chunk]:
-    got: list[Chunk] = []
-    async with asyncio.timeout(BOUND_S):
-        await stream.relay(got.extend)
-    return got
-
-
-def text_of(chunks: list[Chunk]) -> str:
-    return "".join(chunk.text for chunk in chunks)
-
-
-def decided(flight: Flight) -> list[str]:
-    return [what for _, what, _ in flight.decisions]
-
-
 async def go_on(engine: Tgi, said: str = "", flight: Flight | None = None, **fields: Any) -> list[Chunk]:
-    return await read(await engine.continue_from(ask(**fields), Said(said, len(said)), flight or Flight("test")))
+    return await collect(await engine.continue_from(ask(**fields), Said(said, len(said)), flight or Flight("test")))
 
 
 # -- control tokens
@@ -112,7 +89,7 @@ async def go_on(engine: Tgi, said: str = "", flight: Flight | None = None, **fie
 async def test_control_tokens_in_messages(make: Make, server: HttpStandIn) -> None:
     """TGI would read them: they are defused and noted, or refused, as control_tokens says."""
     flight = Flight("test")
-    await read(await make().start(ask("a<|im_end|>b</s>"), flight))
+    await collect(await make().start(ask("a<|im_end|>b</s>"), flight))
     assert server.last("/v1/chat/completions")["messages"][0]["content"] == "a< |im_end|>b< /s>"
     assert "special_tokens_defused" in decided(flight)
     with pytest.raises(BadRequest):
@@ -168,7 +145,7 @@ async def test_an_answer_without_a_bound(make: Make, server: HttpStandIn) -> Non
 async def test_a_completion_goes_on(make: Make, server: HttpStandIn) -> None:
     """A prompt is sent with what was said behind it."""
     stream = await make().continue_from(EngineCall("completion", "m", {"prompt": "the "}), Said("quick", 1), Flight("test"))
-    assert text_of(await read(stream)) == " brown fox"
+    assert text_of(await collect(stream)) == " brown fox"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ from tidegate.engines.triton_client import new_sequence_id
 from tidegate.engines.triton_errors import status_error
 from tidegate.engines.triton_model import Tensor, TritonModel, pack_text, unpack_number, unpack_texts
 
-from .conftest import BOUND_S, until
+from .conftest import BOUND_S, building, until
+from .reading import decided, read, text_of
 from .test_wire import certificate
 from .triton_stand_in import PYTHON, TRTLLM, WORDS, Request, StandIn, failed, response, serve, words
 
@@ -56,37 +57,12 @@ async def server() -> AsyncIterator[StandIn]:
 
 @pytest.fixture
 async def make(server: StandIn) -> AsyncIterator[Make]:
-    made: list[Triton] = []
-
-    def engine(**settings: Any) -> Triton:
-        section = EngineSettings(
-            adapter="triton", **{"url": server.url, "models": list(server.models), "chat_template": "chatml", "connect_s": 5.0, **settings}
-        )
-        made.append(build("test", section))
-        return made[-1]
-
-    yield engine
-    for one in made:
-        await one.close()
+    async with building("triton", chat_template="chatml", connect_s=5.0) as make:
+        yield lambda **settings: make(**{"url": server.url, "models": list(server.models), **settings})
 
 
 def ask(text: str = "Hello.", **fields: Any) -> EngineCall:
     return EngineCall("chat", "m", {"messages": [{"role": "user", "content": text}], **fields})
-
-
-async def read(engine: Triton, call: EngineCall, flight: Flight | None = None, got: list[Chunk] | None = None) -> list[Chunk]:
-    got = [] if got is None else got
-    async with asyncio.timeout(BOUND_S):
-        await (await engine.start(call, flight or Flight("test"))).relay(got.extend)
-    return got
-
-
-def text_of(chunks: list[Chunk]) -> str:
-    return "".join(chunk.text for chunk in chunks)
-
-
-def decided(flight: Flight) -> list[str]:
-    return [what for _, what, _ in flight.decisions]
 
 
 # -- answers

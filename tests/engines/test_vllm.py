@@ -25,23 +25,9 @@ from tidegate.engines.vllm_stream import VllmDialect
 
 from .conftest import BOUND_S, Build, ask, complete
 from .http_stand_in import Events, HttpStandIn
+from .reading import decided, read, text_of
 
 IM_END = encode("<|im_end|>", special=True)[0]
-
-
-async def read(engine: Any, call: EngineCall, flight: Flight | None = None) -> list[Chunk]:
-    got: list[Chunk] = []
-    async with asyncio.timeout(BOUND_S):
-        await (await engine.start(call, flight or Flight("test"))).relay(got.extend)
-    return got
-
-
-def text_of(chunks: list[Chunk]) -> str:
-    return "".join(chunk.text for chunk in chunks if chunk.kind == "text")
-
-
-def decided(flight: Flight) -> list[str]:
-    return [what for _, what, _ in flight.decisions]
 
 
 # -- events with ids

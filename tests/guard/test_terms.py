@@ -25,9 +25,13 @@ ALPHABET = (
     "\u0301\u0308\u0323\u0336\u0307\u200b\u200d\u00ad\ufe0f\x00оаьё\u0435\u0308ＢｏㇺéÉöＡ㎏ｶﾞ\uff9e\u0bc6\u0bbe\U0001f4a3"
 )
 PLAIN = "bomswayab  _-,.1+c\x7f\u0301"
-texts = st.text(alphabet=ALPHABET, max_size=24) | st.text(alphabet=PLAIN, max_size=24) | st.lists(
-    st.sampled_from([*TERMS, "b\u200bomb", "BOMB", "e\u0301tat", "bоmb", "foo \n\u00a0bar", " ", "x", "\u0301", "\u0323"]), max_size=6
-).map("".join)
+texts = (
+    st.text(alphabet=ALPHABET, max_size=24)
+    | st.text(alphabet=PLAIN, max_size=24)
+    | st.lists(
+        st.sampled_from([*TERMS, "b\u200bomb", "BOMB", "e\u0301tat", "bоmb", "foo \n\u00a0bar", " ", "x", "\u0301", "\u0323"]), max_size=6
+    ).map("".join)
+)
 compiled = st.sampled_from([WORDS, ANYWHERE, EXACT])
 
 
@@ -193,9 +197,7 @@ def test_the_normal_form_covers_what_unicode_calls_the_same(text: str) -> None:
     assert normal_form(unicodedata.normalize("NFC", text)) == form
 
 
-@pytest.mark.parametrize(
-    ("letter", "latin"), [*zip("аеорсухіАВЕКМНОРСТХαορνιΑΒΕΗΙΚΜΟΡΤΧı", "aeopcyxiabekmhopctxaopviabehikmoptxi", strict=True)]
-)
+@pytest.mark.parametrize(("letter", "latin"), [*zip("аеорсухіАВЕКМНОРСТХαορνιΑΒΕΗΙΚΜΟΡΤΧı", "aeopcyxiabekmhopctxaopviabehikmoptxi", strict=True)])
 def test_look_alikes_of_latin_letters(letter: str, latin: str) -> None:
     """A Cyrillic or Greek letter that looks like a Latin one is taken for it."""
     assert look_up(letter)[0] == latin

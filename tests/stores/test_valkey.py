@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.stores.valkey_server import ValkeyServer, free_port
+from tests.stores.valkey_server import ValkeyServer, free_port, running
 
 from tidegate.core.errors import SettingsError, StoreDown
 from tidegate.core.ports import LeaseAnswer, LeaseAsk, RateAsk
@@ -27,11 +27,8 @@ NO_RATE = RateAsk(0, 0.0, 0, 0, 0, 0)
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ValkeyServer]:
-    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
-        one = ValkeyServer(Path(folder))
-        one.start()
+    with running() as one:
         yield one
-        one.stop()
 
 
 @pytest.fixture
@@ -224,9 +221,7 @@ async def test_a_server_that_is_gone_is_said_and_found_again() -> None:
 
 async def test_a_server_that_hangs_is_gone_after_the_timeout() -> None:
     """And a late answer is never taken for the answer to another question."""
-    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
-        server = ValkeyServer(Path(folder))
-        server.start()
+    with running() as server:
         store = Valkey(ValkeySettings(url=server.url, timeout_s=0.2))
         await ask(store, rate(need=1))
         server.hang()
@@ -238,22 +233,18 @@ async def test_a_server_that_hangs_is_gone_after_the_timeout() -> None:
         assert answer.rates[0].granted == 7
         await store.close()
         await patient.close()
-        server.stop()
 
 
 async def test_a_password_is_used_and_a_wrong_one_is_said() -> None:
     """From the address."""
-    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
-        port = free_port()
-        server = ValkeyServer(Path(folder), "--requirepass", "open/sesame", port=port)
-        server.start()
+    port = free_port()
+    with running("--requirepass", "open/sesame", port=port):
         store = Valkey(ValkeySettings(url=f"valkey://default:open%2Fsesame@127.0.0.1:{port}/3", timeout_s=5))
         assert (await ask(store, rate(need=1))).rates[0].granted == 1
         await store.close()
         wrong = Valkey(ValkeySettings(url=f"valkey://:wrong@127.0.0.1:{port}", timeout_s=5))
         with pytest.raises(StoreDown, match="WRONGPASS"):
             await ask(wrong, rate(need=1))
-        server.stop()
 
 
 @pytest.mark.parametrize("url", ["http://host", "valkey://", "valkey://host:99999", "valkey://host/x", "unix://", "host:6379", "rediss://[::1"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -57,6 +60,18 @@ class ValkeyServer:
         """It keeps its connections and answers nothing."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP if hung else signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def running(*more: str, port: int = 0) -> Iterator[ValkeyServer]:
+    """A server in a folder of its own, whose path is short: a socket's may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
+        server = ValkeyServer(Path(folder), *more, port=port)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 def free_port() -> int:

@@ -1,9 +1,8 @@
 """A book in memory that all workers of a machine share, each change of it whole or not at all, whoever dies when.
 
-The memory is made before the fork. One lock guards it: a robust mutex of POSIX threads (IEEE Std 1003.1-2024, pthread_mutexattr_setrobust), which
-tells the next owner that the last one died with it. Every run has an entry in its worker's part of the memory: which words were changed, by
-how much, and what they held before. So a change that a death broke off is undone by whoever gets the lock next, and what a dead worker's runs
-had reserved comes back by `reclaim`.
+The memory is made before the fork, and a robust mutex guards it (core/memory.py). Every run has an entry in its worker's part of the memory: which
+words were changed, by how much, and what they held before. So a change that a death broke off is undone by whoever gets the lock next, and what a
+dead worker's runs had reserved comes back by `reclaim`.
 
     words   head | records | one region of entries for each worker
     entry   how many changes count, how many are noted, then for each: the word, what is taken off again, what it held before
@@ -11,16 +10,13 @@ had reserved comes back by `reclaim`.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import mmap
-import os
 import secrets
 import struct
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from tidegate.admission.book import (
     HEAD,
@@ -39,6 +35,7 @@ from tidegate.admission.book import (
     refuse,
 )
 from tidegate.core.errors import LimitsDown, SettingsError
+from tidegate.core.memory import MUTEX_BYTES, Mutex
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +49,6 @@ _ENTRIES = 32_768  # runs of one worker at the same time: more than it can have 
 _PROBES = 128
 _WAIT_NS = 1_000_000_000
 _CEILING = 1 << 62
-_MUTEX_BYTES = 128
 
 
 class SharedBook(Book):
@@ -69,8 +65,8 @@ class SharedBook(Book):
         size = (first + workers * _ENTRIES * _ENTRY) * 8
         try:
             # Only what is touched takes memory.
-            self._memory = mmap.mmap(-1, size + _MUTEX_BYTES, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
-            self._lock = _Lock(self._memory, size)
+            self._memory = mmap.mmap(-1, size + MUTEX_BYTES, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
+            self._lock = Mutex(self._memory, size)
             self._try, self._unlock, self._mutex = self._lock.trylock, self._lock.unlock, self._lock.mutex
         except (OSError, AttributeError) as error:
             raise SettingsError(
@@ -283,7 +279,16 @@ class SharedBook(Book):
 
     def _wait(self, got: int) -> None:
         """After a try that did not simply give the lock."""
-        if self._lock.wait(got) == errno.EOWNERDEAD:
+        try:
+            died = self._lock.wait(got, _WAIT_NS) == errno.EOWNERDEAD
+        except TimeoutError:
+            raise LimitsDown(
+                "The memory in which workers share their limits is held by a worker that does not run.",
+                hint="Look for a stopped worker process; try again shortly.", retry_after_s=1.0,
+            ) from None
+        except OSError as error:
+            raise LimitsDown(f"The lock of the workers' limits is broken: {error.strerror}.", hint="Restart the gateway.") from None
+        if died:
             try:
                 self._repair()
             finally:
@@ -298,48 +303,3 @@ class SharedBook(Book):
             for word in range(entry + 2, entry + 2 + 3 * words[entry + 1], 3):
                 words[words[word]] = words[word + 2]
         words[_CHANGING] = 0
-
-
-class _Lock:
-    """A robust mutex between processes. Every wait is a try: a call that sleeps would hold Python's own lock."""
-
-    def __init__(self, memory: mmap.mmap, offset: int) -> None:
-        """Raises OSError, AttributeError where there is none."""
-        # The C library without giving up Python's lock: a try does not wait, and that would cost more than it does.
-        libc = ctypes.PyDLL(None)
-        mutex = (ctypes.c_char * _MUTEX_BYTES).from_buffer(memory, offset)
-        attributes = (ctypes.c_char * _MUTEX_BYTES)()
-        shared = robust = 1  # PTHREAD_PROCESS_SHARED and PTHREAD_MUTEX_ROBUST, in glibc and musl
-        for done in (
-            libc.pthread_mutexattr_init(attributes), libc.pthread_mutexattr_setpshared(attributes, shared),
-            libc.pthread_mutexattr_setrobust(attributes, robust), libc.pthread_mutex_init(mutex, attributes),
-        ):
-            if done:
-                raise OSError(done, os.strerror(done))
-        self.mutex = ctypes.byref(mutex)
-        self.trylock: Callable[[Any], int] = libc.pthread_mutex_trylock
-        self.unlock: Callable[[Any], int] = libc.pthread_mutex_unlock
-        self._consistent = libc.pthread_mutex_consistent
-
-    def wait(self, got: int) -> int:
-        """After a try that gave `got`, which was not 0: until it is 0 or EOWNERDEAD. Raises LimitsDown."""
-        until_ns, tries = time.perf_counter_ns() + _WAIT_NS, 0
-        while got == errno.EBUSY:
-            tries += 1
-            if tries < 64:
-                os.sched_yield()
-            elif time.perf_counter_ns() < until_ns:
-                time.sleep(0.000_05)  # the owner is not running: let it
-            else:
-                raise LimitsDown(
-                    "The memory in which workers share their limits is held by a worker that does not run.",
-                    hint="Look for a stopped worker process; try again shortly.", retry_after_s=1.0,
-                )
-            got = self.trylock(self.mutex)
-        if got not in (0, errno.EOWNERDEAD):
-            raise LimitsDown(f"The lock of the workers' limits is broken: {os.strerror(got)}.", hint="Restart the gateway.")
-        return got
-
-    def repaired(self) -> None:
-        """What it guards is whole again."""
-        self._consistent(self.mutex)

@@ -51,7 +51,7 @@ class CapabilityRoute:
         caller = await asking(exchange)
         body = await exchange.body()
         if (at := resumes(exchange)) is not None:
-            await resume(exchange, caller, at)
+            await resume(exchange, caller, at, body)
             return
         ask = exchange.new_ask(caller)
         ask.capability = self._capability.path
@@ -76,7 +76,8 @@ class CapabilityRoute:
                 busy = self._unless_ladder(error)
             admission = admitted(ticket, held.place)
             exchange.watch()
-            exchange.converse(barge_in=self._capability.manifest.generate.barge_in)
+            if (cutting := exchange.converse(barge_in=self._capability.manifest.generate.barge_in)) is not None:
+                await cutting
             if ask.stream:
                 ask.shows_usage = "always" if _wants_usage(exchange) else "last"
                 exchange.opening = admission.headers

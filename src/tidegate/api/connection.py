@@ -121,6 +121,22 @@ class Connection(HttpToolsProtocol):
             else:
                 self.transport.close()
 
+    # -- to another worker
+
+    def hold(self) -> bool:
+        """Read no further, so that the connection may go to another worker with its one request. False where more of the client's was read, or
+        something is still on its way to it."""
+        if self.pipeline or self._in_head or self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return False
+        self.flow.pause_reading()
+        return True
+
+    def let_go(self) -> None:
+        """Another worker has the connection; here nothing of it is left, and nobody is told that the client left."""
+        self.answering = None
+        self.cycle.disconnected = True
+        self.transport.abort()
+
     # -- asyncio's side
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -311,3 +327,15 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+
+
+class Adopted(Connection):
+    """A connection from another worker, with the request that was read there."""
+
+    def __init__(self, request: bytes, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._request = request
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.data_received(self._request)

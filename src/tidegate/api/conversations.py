@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from tidegate.api.whereabouts import Whereabouts
 from tidegate.core.errors import BadRequest
 from tidegate.core.flight import Flight
 
@@ -33,11 +34,20 @@ class Run(Protocol):
         ...
 
 
+class _Entry(NamedTuple):
+    run: Run
+    #: Grows with each run, over all workers; and the other workers in which older ones may run.
+    number: int
+    workers: list[int]
+
+
 class Conversations:
     """What runs, by conversation. A conversation is here only while something of it runs: nothing is left behind."""
 
-    def __init__(self) -> None:
-        self._running: dict[Key, list[Run]] = {}
+    def __init__(self, whereabouts: Whereabouts | None = None) -> None:
+        """`whereabouts`: where several workers tell each other what runs in them."""
+        self._whereabouts = whereabouts
+        self._running: dict[Key, list[_Entry]] = {}
 
     def __len__(self) -> int:
         return len(self._running)
@@ -45,18 +55,28 @@ class Conversations:
     def enter(self, key: Key, newcomer: Run, *, barge_in: bool) -> list[str]:
         """Add a run; with `barge_in` cut all the others first. Returns the trace_ids of those that were cut."""
         running = self._running.setdefault(key, [])
-        cut = [older.flight.id for older in running if older.supersede(newcomer.flight.id)] if barge_in else []
-        running.append(newcomer)
+        cut = [older.run.flight.id for older in running if older.run.supersede(newcomer.flight.id)] if barge_in else []
+        running.append(_Entry(newcomer, *(self._whereabouts.enter(key, look=barge_in) if self._whereabouts is not None else (0, []))))
         return cut
+
+    def elsewhere(self, key: Key, run: Run) -> tuple[int, list[int]]:
+        """Of a run that entered: its number, and the other workers that are to be told to cut what is older."""
+        return next((entry.number, entry.workers) for entry in self._running[key] if entry.run is run)
+
+    def cut(self, conversation: tuple[str, str, str], number: int, by: str) -> list[str]:
+        """Cut for a newcomer in another worker what entered before it. Returns the trace_ids of those that were cut."""
+        return [entry.run.flight.id for entry in self._running.get(Key(*conversation), ()) if entry.number < number and entry.run.supersede(by)]
 
     def leave(self, key: Key, run: Run) -> None:
         """Take out a run that has ended. No-op where it is not there."""
         running = self._running.get(key)
-        if running is None or run not in running:
+        if running is None:
             return
-        running.remove(run)
+        running[:] = [entry for entry in running if entry.run is not run]
         if not running:
             del self._running[key]
+            if self._whereabouts is not None:
+                self._whereabouts.leave(key)
 
 
 def named_conversation(headers: Mapping[bytes, bytes]) -> tuple[str, bool | None] | None:

@@ -26,10 +26,12 @@ from tidegate.api.errors import error_body, error_bytes, error_headers
 from tidegate.api.events import usage_fields
 from tidegate.api.notes import note_headers
 from tidegate.api.page.session import same_origin, session_caller
+from tidegate.api.peers import Peers
 from tidegate.api.replay import KeptStream, KeptStreams, Reader
 from tidegate.api.response import write_last, write_piece, write_whole
 from tidegate.api.settings import LeavePolicy, StreamSettings
 from tidegate.api.turn import Turn
+from tidegate.api.whereabouts import Whereabouts
 from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.chunk import CLEAN_ENDS, End
 from tidegate.core.errors import (
@@ -45,6 +47,7 @@ from tidegate.core.errors import (
     MethodNotAllowed,
     ResumedElsewhere,
     SlowReader,
+    StoreDown,
     Superseded,
     TidegateError,
 )
@@ -63,6 +66,8 @@ LOOK_S = 0.25
 WAITING = b": waiting for the engine\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 JSON_TYPE: Header = (b"content-type", b"application/json")
+#: What says how a body is sent: it is sent anew to another worker.
+_OF_THE_BODY = frozenset({b"content-length", b"transfer-encoding", b"expect"})
 _ENDS: list[tuple[type[TidegateError], End]] = [
     (ClientGone, "client_gone"), (ResumedElsewhere, "client_gone"),
     (EngineCut, "cut"), (EngineStalled, "stalled"), (EngineEmpty, "empty"), (EngineError, "error"),
@@ -85,14 +90,20 @@ class House:
     keepalive_s: float = 15.0
     #: Where requests wait for a slot; None: nothing waits.
     gate: Gate | None = None
+    #: Of a gateway with several workers: the others, and what each of them has.
+    peers: Peers | None = None
+    whereabouts: Whereabouts | None = None
     running: set[Exchange] = field(default_factory=set)
     kept: KeptStreams = field(init=False)
     #: Whether a /v1 stream may have a policy for leaving other than `cancel`: only then somebody can come back.
     stays: bool = field(init=False)
-    conversations: Conversations = field(default_factory=Conversations)
+    conversations: Conversations = field(init=False)
 
     def __post_init__(self) -> None:
-        self.kept = KeptStreams(self.streams)
+        self.kept = KeptStreams(self.streams, self.whereabouts)
+        self.conversations = Conversations(self.whereabouts)
+        if self.peers is not None:
+            self.peers.cut = self.conversations.cut
 
     async def keep_time(self) -> None:
         """Looks after everything that takes its time: deadlines, heads that wait, keep-alive comments, slow readers, kept streams. Runs until
@@ -406,17 +417,58 @@ class Exchange(Client):
 
     # -- whatever happened
 
-    def converse(self, *, barge_in: bool = False) -> None:
+    def converse(self, *, barge_in: bool = False) -> Awaitable[None] | None:
         """Take part in the conversation that the request names, if it names one; with barge-in, cut what runs in it. `barge_in`: what holds
-        where the request does not say. Raises BadRequest for a name that cannot be one."""
+        where the request does not say. None, or what to await until other workers have cut it too. Raises BadRequest for a name that cannot be
+        one."""
         said = named_conversation(self.headers)
         if said is None:
-            return
+            return None
         name, wanted = said
         flight = self.flight
         self._conversation = key = Key(flight.tenant, flight.key_id, name)
-        if cut := self.house.conversations.enter(key, self, barge_in=barge_in if wanted is None else wanted):
+        conversations = self.house.conversations
+        cut = conversations.enter(key, self, barge_in=barge_in if wanted is None else wanted)
+        number, workers = conversations.elsewhere(key, self)
+        if workers and self.house.peers is not None:
+            return self._cut_elsewhere(self.house.peers, workers, key, number, cut)
+        if cut:
             flight.decide("barge_in", superseded=cut)
+        return None
+
+    async def _cut_elsewhere(self, peers: Peers, workers: list[int], key: Key, number: int, cut: list[str]) -> None:
+        flight = self.flight
+        cut = cut + await peers.cut_in(workers, key, number, flight.id)
+        flight.lap("barge_in")
+        if cut:
+            flight.decide("barge_in", superseded=cut)
+
+    async def hand_over(self, worker: int, body: bytes) -> bool:
+        """Give this client's connection to another worker, with the request. False where that worker does not take it. Raises StoreDown where the
+        connection cannot go."""
+        peers, connection = self.house.peers, self._connection
+        if peers is None or connection is None or not connection.hold():
+            raise StoreDown(
+                "The stream is kept by another worker, and this connection cannot go there while more than this request is on it.",
+                hint="Send the request once more, on a connection of its own.", retry_after_s=0.1,
+            )
+        if not await peers.hand_over(worker, connection.transport.get_extra_info("socket").fileno(), self._as_sent(body)):
+            connection.flow.resume_reading()
+            return False
+        connection.let_go()
+        return True
+
+    def _as_sent(self, body: bytes) -> bytes:
+        """This request in bytes again."""
+        scope = self.scope
+        target = scope.get("raw_path") or self.path.encode()
+        if query := scope.get("query_string"):
+            target += b"?" + query
+        headers = [header for header in scope["headers"] if header[0] not in _OF_THE_BODY]
+        if body:
+            headers.append((b"content-length", b"%d" % len(body)))
+        lines = [b"%b %b HTTP/%b" % (scope["method"].encode(), target, scope["http_version"].encode()), *(b"%b: %b" % one for one in headers)]
+        return b"\r\n".join([*lines, b"", body])
 
     def supersede(self, by: str) -> bool:
         """Cut this run for the newer one whose trace_id is `by`. False where it has ended, or is ending, for another reason."""
@@ -433,6 +485,8 @@ class Exchange(Client):
         running.add(self)
         try:
             await route(self)
+        except HandedOver:
+            self.done = True  # whoever goes on with it books it
         except TidegateError as error:
             await self._fail(error)
         except asyncio.CancelledError:
@@ -522,6 +576,10 @@ class Exchange(Client):
             why = error.message if isinstance(error, TidegateError) else type(error).__name__
             log.error("the text of flight %s could not be kept: %s", self.flight.id, why)
             return None
+
+
+class HandedOver(Exception):
+    """The client went to another worker with its request; here it is over."""
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.api.exchange import Exchange, asking, taken_over
-from tidegate.api.replay import Position, position
+from tidegate.api.exchange import Exchange, HandedOver, asking, taken_over
+from tidegate.api.replay import Position, lost, position
 from tidegate.core.ask import Caller
 from tidegate.core.errors import BadRequest, ClientGone, MethodNotAllowed, NotFound
 
@@ -34,9 +34,14 @@ def resumes(exchange: Exchange) -> Position | None:
     return position(said) if said else None
 
 
-async def resume(exchange: Exchange, caller: Caller, at: Position) -> None:
-    """Read on in a kept stream, to its end. Raises NotFound, ResumeLost, ResumedElsewhere, ClientGone."""
+async def resume(exchange: Exchange, caller: Caller, at: Position, body: bytes = b"") -> None:
+    """Read on in a kept stream, to its end, or hand the client over to the worker that keeps it. `body`: of this request. Raises NotFound,
+    ResumeLost, ResumedElsewhere, ClientGone, StoreDown, HandedOver."""
     kept = exchange.house.kept.find(at.stream, caller)
+    if isinstance(kept, int):
+        if await exchange.hand_over(kept, body):
+            raise HandedOver
+        raise lost()
     flight = exchange.flight
     flight.stream = True
     flight.model, flight.capability = kept.flight.model, kept.flight.capability

@@ -53,7 +53,7 @@ class GenerationRoute:
         caller = await asking(exchange)
         body = await exchange.body()
         if (at := resumes(exchange)) is not None:
-            await resume(exchange, caller, at)
+            await resume(exchange, caller, at, body)
             return
         ask = exchange.new_ask(caller)
         try:
@@ -71,7 +71,8 @@ class GenerationRoute:
         try:
             place = enter(exchange.house.gate, ask, call.model, prompt_tokens, wanted)
             exchange.watch()
-            exchange.converse()
+            if (cutting := exchange.converse()) is not None:
+                await cutting
             if ask.stream:
                 await self._stream(exchange, ask, admitted(ticket, place), place)
             else:

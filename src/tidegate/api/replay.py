@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol
 
 from tidegate.api.settings import StreamSettings
+from tidegate.api.whereabouts import MOST_REMEMBERED, Whereabouts
 from tidegate.core.ask import Caller
 from tidegate.core.chunk import End
 from tidegate.core.errors import BadRequest, NotFound, ResumeLost
@@ -22,8 +23,6 @@ from tidegate.core.flight import Flight
 
 #: Bytes that are given to a reader at once.
 SLICE_BYTES = 64 * 1024
-#: Streams whose end is remembered after their events are gone, so that a client that comes too late is told so.
-MOST_REMEMBERED = 4096
 _POSITION = re.compile(r"([0-9a-f]{32})\.([0-9]{1,12})")
 
 #: Why a reader stopped: it has everything, its client left, or a newer one took over.
@@ -243,8 +242,10 @@ class KeptStream:
 class KeptStreams:
     """All kept streams, within bounds of bytes and number. Finished ones that nobody reads go first, the oldest before the others."""
 
-    def __init__(self, settings: StreamSettings) -> None:
+    def __init__(self, settings: StreamSettings, whereabouts: Whereabouts | None = None) -> None:
+        """`whereabouts`: where several workers tell each other which streams they keep."""
         self.settings = settings
+        self._whereabouts = whereabouts
         self.stopping = False  # nobody is waited for any more
         self.size = 0
         self._streams: dict[str, KeptStream] = {}
@@ -262,16 +263,23 @@ class KeptStreams:
                 return None
             self._evict(idle[0])
         stream = self._streams[stream_id] = KeptStream(self, stream_id, caller, run)
+        if self._whereabouts is not None:
+            self._whereabouts.keep(stream_id, stream.caller)
         return stream
 
-    def find(self, stream_id: str, caller: Caller) -> KeptStream:
-        """Raises NotFound also for a stream of another key (which must not be told from none), ResumeLost."""
+    def find(self, stream_id: str, caller: Caller) -> KeptStream | int:
+        """The stream, or the number of the worker that keeps it. Raises NotFound also for a stream of another key (which must not be told from
+        none), ResumeLost."""
         own = (caller.tenant, caller.key_id)
         stream = self._streams.get(stream_id)
         if stream is not None and stream.caller == own:
             return stream
         if self._gone.get(stream_id) == own:
-            raise ResumeLost("This stream is no longer there.", hint="Ask anew; streams.grace_s says how long a stream waits for its client.")
+            raise lost()
+        if self._whereabouts is not None and (listed := self._whereabouts.find(stream_id, own)) is not None:
+            if not listed.alive or listed.worker == self._whereabouts.worker:
+                raise lost()
+            return listed.worker
         raise NotFound("There is no such stream of yours.", hint="Streams are kept where their `leave` policy is `keep`, and for the same API key.")
 
     def drop(self, stream: KeptStream, *, remember: bool = True) -> None:
@@ -310,6 +318,8 @@ class KeptStreams:
 
     def _forget(self, stream: KeptStream, *, remember: bool) -> None:
         stream.clear()
+        if self._whereabouts is not None:
+            self._whereabouts.drop(stream.id, remember=remember)
         if remember:
             self._gone[stream.id] = stream.caller
             if len(self._gone) > MOST_REMEMBERED:
@@ -331,6 +341,11 @@ class KeptStreams:
                 elif stream.run is not None:
                     stream.run.give_up()
         self.released()
+
+
+def lost() -> ResumeLost:
+    """Of a stream that was there."""
+    return ResumeLost("This stream is no longer there.", hint="Ask anew; streams.grace_s says how long a stream waits for its client.")
 
 
 class _Room:

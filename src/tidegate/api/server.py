@@ -13,9 +13,10 @@ from urllib.parse import unquote
 import uvicorn
 from starlette.exceptions import HTTPException
 
-from tidegate.api.connection import Connection
+from tidegate.api.connection import Adopted, Connection
 from tidegate.api.exchange import Exchange, House, Receive, Scope, Send
 from tidegate.api.leave import STREAMS
+from tidegate.api.peers import Peers
 from tidegate.api.settings import ServerSettings
 from tidegate.api.turn import Turn
 from tidegate.api.websocket import HOT_PATHS, Session
@@ -148,6 +149,12 @@ class _Server(uvicorn.Server):
                     connection.look(now_s, self.config.timeout_keep_alive, self._socket_idle_s)
         return await super().on_tick(counter)
 
+    async def adopt(self, connection: socket.socket, request: bytes) -> None:
+        """Go on with a client's connection that another worker hands over, and its request."""
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: Adopted(request, config=self.config, server_state=self.server_state, app_state=self.lifespan.state), connection
+        )
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()
         await super().shutdown(sockets)
@@ -165,12 +172,15 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
-async def serve(app: Asgi, settings: ServerSettings, bound: socket.socket, on_stop: Callable[[], None]) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP; running answers get `server.grace_s` to finish, a second SIGINT hastens."""
+async def serve(app: Asgi, settings: ServerSettings, bound: socket.socket, on_stop: Callable[[], None], peers: Peers | None = None) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP; running answers get `server.grace_s` to finish, a second SIGINT hastens. `peers`: the other workers."""
     hoard_little(bound)
     config = uvicorn.Config(
         app, http=Connection, loop="none", lifespan="off", log_config=None, access_log=False, server_header=False, ws="none", proxy_headers=False,
         ws_max_size=settings.max_body_bytes, ws_per_message_deflate=False, ws_ping_interval=None, timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=settings.grace_s, backlog=settings.backlog,
     )
-    await _Server(config, on_stop, settings).serve(sockets=[bound])
+    server = _Server(config, on_stop, settings)
+    if peers is not None:
+        peers.adopt = server.adopt
+    await server.serve(sockets=[bound])

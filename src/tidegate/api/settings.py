@@ -15,7 +15,7 @@ class ServerSettings(Section):
     host: str = Field("127.0.0.1", description="Address that the gateway listens on.")
     port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0 takes any free one.")
     workers: int = Field(
-        1, ge=1, le=64, description="Gateway processes on this port. They count limits together; metrics are the sum of all."
+        1, ge=1, le=64, description="Gateway processes on this port, which are one gateway: limits, kept streams, barge-in and metrics are common."
     )
     max_body_bytes: int = Field(4_194_304, ge=1024, description="Largest request body in bytes; a larger one is refused with 413.")
     deadline_s: float = Field(300.0, gt=0, description="Seconds after which a request is ended, whatever it is doing.")
@@ -46,8 +46,12 @@ class StreamSettings(Section):
     callers_may: list[LeavePolicy] = Field([], description="Policies that a caller may choose instead, with the header `x-tidegate-leave`.")
     grace_s: float = Field(30.0, gt=0, description="With `keep`: seconds that a stream waits for its client to come back.")
     replay_bytes: int = Field(1_048_576, ge=16_384, description="With `keep`: bytes of events that are held for one stream.")
-    replay_total_bytes: int = Field(67_108_864, ge=16_384, description="With `keep`: bytes of events that are held for all streams together.")
-    replay_streams: int = Field(1000, ge=1, description="With `keep`: streams that are held at once; one more is not kept.")
+    replay_total_bytes: int = Field(
+        67_108_864, ge=16_384, description="With `keep`: bytes of events that are held for all streams together, a share of them by each worker."
+    )
+    replay_streams: int = Field(
+        1000, ge=1, description="With `keep`: streams that are held at once, a share of them by each worker; one more is not kept."
+    )
     slow_reader: Literal["block", "coalesce", "drop"] = Field(
         "block",
         description="When a client reads more slowly than the engine writes: `block` slows the engine, `coalesce` merges what waits into fewer "

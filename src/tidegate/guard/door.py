@@ -9,6 +9,7 @@ import re
 from binascii import a2b_base64
 from typing import Literal, NamedTuple, get_args
 
+from tidegate.guard.characters import Odd, odd_ones
 from tidegate.guard.injection import injection
 from tidegate.guard.runs import blob, repetition
 
@@ -17,23 +18,6 @@ Kind = Literal["control", "invisible", "encoding", "blob", "repetition", "inject
 Action = Literal["pass", "mark", "refuse"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-#: Control characters of C0, but for the tab and line ends that texts have, and DEL.
-_C0 = bytes({*range(0x20), 0x7F} - set(b"\t\n\r"))
-_NOT_PLAIN = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ud800-\udfff\ufdd0-\ufdef\ufeff\ufff9-\uffff"
-    "\U0001fffe\U0001ffff\U000e0000-\U000e0fff\U0010fffe\U0010ffff]"
-)
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-#: Characters that reorder a text (UAX 9: embeddings, overrides, isolates) or write another one that nobody sees: tag characters, selectors beyond
-#: those of a pictograph's form, annotations. Joiners and single direction marks are part of many scripts, so it takes a row of them.
-_INVISIBLE = re.compile(
-    "[\u202a-\u202e\u2066-\u2069\u206a-\u206f\ufff9-\ufffb\U000e0000-\U000e007f\U000e0100-\U000e0fff]|[\u00ad\u061c\u180e\u200b-\u200f\u2060-\u2064\ufeff]{3}"
-    "|[\u200b\u2060-\u2064](?=[A-Za-z])(?<=[A-Za-z].)"
-)
-#: Flags of regions are tag characters behind a black flag.
-_FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e007a]{1,8}\U000e007f")
-_SPOILT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff\U0001fffe\U0001ffff\U0010fffe\U0010ffff]")
-_REPLACED = "\ufffd"
 #: This many replacement characters are a text that was read in a wrong encoding.
 _MOST_REPLACED = 8
 #: Tag characters to the ASCII that they stand for.
@@ -69,13 +53,8 @@ class Door:
         """What there is in a text, at most one mark of each kind. The time grows with the length of the text alone."""
         size = len(text)
         marks: list[Mark] = []
-        if self._characters:
-            if text.isascii():
-                data = text.encode()
-                if len(data.translate(None, _C0)) != size:
-                    self._look_at_characters(text, marks)
-            elif _NOT_PLAIN.search(text) or _REPLACED in text:
-                self._look_at_characters(text, marks)
+        if self._characters and (odd := odd_ones(text)) is not None:
+            self._look_at_characters(odd, text, marks)
         if size >= self._blob and (run := blob(text, self._blob)):
             marks.append(Mark("blob", run[0], f"{run[1] - run[0]} characters of encoded data"))
         if size >= self._repeats and (run := repetition(text, self._repeats)):
@@ -84,32 +63,26 @@ class Door:
             marks.append(Mark("injection", 0, " ".join(names)))
         return marks
 
-    def _look_at_characters(self, text: str, marks: list[Mark]) -> None:
-        wanted = {"control", "invisible", "encoding"} & self._kinds
-        if "encoding" in wanted and text.count(_REPLACED) >= _MOST_REPLACED:
-            marks.append(Mark("encoding", text.index(_REPLACED), f"{text.count(_REPLACED)} replacement characters"))
-            wanted.discard("encoding")
-        behind = 0  # where a flag that was passed over ends
-        for found in _NOT_PLAIN.finditer(text):
-            if not wanted:
-                break
-            at, point = found.start(), ord(found[0])
-            kind: Kind = "control" if point < 0xA0 else "encoding" if _SPOILT.match(found[0]) else "invisible"
-            if kind not in wanted or at < behind:
-                continue
-            if kind == "invisible":
-                if flag := _FLAG.match(text, max(0, at - 1)):
-                    behind = flag.end()
-                    continue
-                if not _INVISIBLE.match(text, at):
-                    continue
-            wanted.discard(kind)
-            marks.append(Mark(kind, at, f"U+{point:04X}, {_WHAT[kind]}"))
+    def _look_at_characters(self, odd: Odd, text: str, marks: list[Mark]) -> None:
+        if "encoding" in self._kinds:
+            count, first = odd.replaced()
+            if count >= _MOST_REPLACED and first is not None:
+                marks.append(Mark("encoding", first, f"{count} replacement characters"))
+            elif (at := odd.spoilt()) is not None:
+                marks.append(_mark("encoding", at, text))
+        if "control" in self._kinds and (at := odd.control()) is not None:
+            marks.append(_mark("control", at, text))
+        if "invisible" in self._kinds and (at := odd.hidden()) is not None:
+            marks.append(_mark("invisible", at, text))
 
 
 _WHAT: dict[Kind, str] = {
     "control": "a control character", "invisible": "which cannot be seen or reorders the text", "encoding": "which is no character",
 }  # fmt: skip
+
+
+def _mark(kind: Kind, at: int, text: str) -> Mark:
+    return Mark(kind, at, f"U+{ord(text[at]):04X}, {_WHAT[kind]}")
 
 
 def _hidden(text: str, marks: list[Mark]) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httptools
@@ -17,13 +18,15 @@ from uvicorn.server import ServerState
 from tidegate.admission.limits import Limits
 from tidegate.api.auth import KeyRing
 from tidegate.api.capabilities import CapabilityRoute
-from tidegate.api.connection import Connection
+from tidegate.api.connection import Adopted, Connection
 from tidegate.api.control import NewKey, make_key
 from tidegate.api.exchange import House
 from tidegate.api.leave import STREAMS, streams_route
 from tidegate.api.openai import GenerationRoute
+from tidegate.api.peers import Peers
 from tidegate.api.server import Door, Route, listening_socket
 from tidegate.api.settings import StreamSettings
+from tidegate.api.whereabouts import Whereabouts
 from tidegate.bench.scripted import Scripted, start
 from tidegate.core.flight import FlightRecord
 from tidegate.core.plugins import load
@@ -75,20 +78,34 @@ class Times(NamedTuple):
     keepalive_s: float = 15.0
 
 
+class Worker(NamedTuple):
+    """What several gateways in one loop share, as workers do."""
+
+    whereabouts: Whereabouts
+    folder: Path
+    store: Memory
+    keys: dict[str, str]
+
+
 class Gateway:
     """The door on a real socket."""
 
-    def __init__(self, engine: Scripted, streams: StreamSettings, capability: Capability | None, times: Times) -> None:
+    def __init__(
+        self, engine: Scripted, streams: StreamSettings, capability: Capability | None, times: Times, worker: Worker | None = None
+    ) -> None:
+        """`worker`: where it is one of several."""
         self.engine = engine
+        self.worker = worker
         self.notes = Notes()
-        self.store = Memory()
-        self.keys: dict[str, str] = {}
+        self.store = worker.store if worker is not None else Memory()
+        self.keys: dict[str, str] = worker.keys if worker is not None else {}
+        self.peers = Peers(worker.folder, worker.whereabouts.worker, 2_000_000) if worker is not None else None
         fleet = Fleet({"scripted": EngineSettings(adapter="scripted", url=engine.url, models=["scripted"], max_idle=4096)})
         self.fleet = fleet
         self.keyring = KeyRing(self.store, {}, refresh_s=60.0)
         self.house = House(
             self.keyring, [self.notes], b"secret", lambda flight_id, text: b"", 1_000_000, times.deadline_s, streams, times.head_wait_s,
-            times.keepalive_s,
+            times.keepalive_s, None, self.peers, worker.whereabouts if worker is not None else None,
         )  # fmt: skip
         limits = Limits()
         generate = GenerateStage(fleet)
@@ -111,13 +128,18 @@ class Gateway:
         self.clients: list[Client] = []
         self._server: asyncio.Server | None = None
         self._time: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        for name, tenant in {"data": "one", "same": "one", "other": "two"}.items():
+        for name, tenant in {} if self.keys else {"data": "one", "same": "one", "other": "two"}.items():
             self.keys[name], record = make_key(NewKey(tenant=tenant, role="data", name="", requests_per_minute=0, tokens_per_minute=0))
             await self.store.add_key(record)
         await self.keyring.refresh()
         loop = asyncio.get_running_loop()
+        if self.peers is not None:
+            self.peers.adopt = self._adopt
+            self.peers.listen()
+            self._serving = loop.create_task(self.peers.serve())
         listening = listening_socket("127.0.0.1", 0, 4096)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # what the system buffers would hide what we hold
         self._server = await loop.create_server(
@@ -126,8 +148,16 @@ class Gateway:
         self.host, self.port = self._server.sockets[0].getsockname()
         self._time = loop.create_task(self.house.keep_time())
 
+    async def _adopt(self, connection: socket.socket, request: bytes) -> None:
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: Adopted(request, config=self.config, server_state=self.state, app_state={}), connection
+        )
+
     async def stop(self) -> None:
         assert self._server is not None
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
         assert self._time is not None
         self._server.close()
         self._time.cancel()
@@ -291,9 +321,9 @@ async def open_gateway(engine: Scripted) -> AsyncIterator[Open]:
     """Starts gateways with settings of `[streams]`, and `head_wait_s`, `keepalive_s`, `deadline_s`."""
     started: list[Gateway] = []
 
-    async def begin(capability: Capability | None = None, **settings: Any) -> Gateway:
+    async def begin(capability: Capability | None = None, *, worker: Worker | None = None, **settings: Any) -> Gateway:
         times = Times(**{name: settings.pop(name) for name in Times._fields if name in settings})
-        gateway = Gateway(engine, StreamSettings(**settings), capability, times)
+        gateway = Gateway(engine, StreamSettings(**settings), capability, times, worker)
         await gateway.start()
         started.append(gateway)
         return gateway

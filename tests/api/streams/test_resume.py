@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 from tests.api.streams.conftest import FAST, Client, Gateway, Open, until
 
-from tidegate.app import Gateway as Whole
-from tidegate.core.errors import SettingsError
 from tidegate.pipeline.capability import load
-from tidegate.settings import Settings
 
 WORDS = 300
 ORDER = f"##i=1,n={WORDS}##"
@@ -209,15 +206,6 @@ async def test_an_endless_answer_is_bounded(open_gateway: Open) -> None:
     await second.until(lambda: len(second.events) >= 500)
     numbers = [int(event.split(b"\n")[0].split(b".")[1]) for event in first.events + second.events]
     assert numbers == list(range(1, len(numbers) + 1))
-
-
-@pytest.mark.parametrize("streams", [{"leave": "keep"}, {"callers_may": ["drain", "keep"]}])
-async def test_workers_do_not_keep(streams: dict[str, Any], tmp_path: Any) -> None:
-    """Each worker would look for a stream only among its own: the start is refused, with the ways out."""
-    given = {"streams": streams, "server": {"workers": 2}, "store": {"dsn": "postgres://nowhere"}, "local": {"data": str(tmp_path)}}
-    with pytest.raises(SettingsError, match="2 workers") as refused:
-        Whole(Settings.model_validate(given))
-    assert "server.workers" in str(refused.value.hint)
 
 
 async def test_a_capability_is_kept_as_it_says(open_gateway: Open, tmp_path: Any) -> None:

@@ -130,10 +130,6 @@ async def collect(stream: EngineStream) -> list[Chunk]:
     return got
 
 
-def text_of(chunks: list[Chunk]) -> str:
-    return "".join(chunk.text for chunk in chunks if chunk.kind == "text")
-
-
 def ids_of(chunks: list[Chunk]) -> list[int] | None:
     """The ids of the text, where every piece of it told them."""
     ids: list[int] = []
@@ -148,10 +144,6 @@ def ids_of(chunks: list[Chunk]) -> list[int] | None:
 def end_of(chunks: list[Chunk]) -> str:
     (end,) = [chunk.finish for chunk in chunks if chunk.finish]
     return end
-
-
-def decided(flight: Flight) -> list[str]:
-    return [what for _, what, _ in flight.decisions]
 
 
 # -- the engine's own counters

@@ -8,7 +8,8 @@ from tidegate.core.errors import ContextTooLong
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine
 
-from .target import Target, body_of, cannot, collect, end_of, ids_of, read, text_of
+from ..reading import text_of
+from .target import Target, body_of, cannot, collect, end_of, ids_of, read
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 

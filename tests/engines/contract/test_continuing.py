@@ -10,7 +10,8 @@ from tidegate.core.errors import CannotContinue, EngineRefused
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine
 
-from .target import Target, cannot, collect, decided, end_of, ids_of, read, text_of
+from ..reading import decided, text_of
+from .target import Target, cannot, collect, end_of, ids_of, read
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["uvloop"]), pytest.mark.timeout(300)]
 

@@ -13,7 +13,8 @@ from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine
 from tidegate.engines.traits import ABILITIES
 
-from .target import BOUND_S, Target, cannot, collect, end_of, generated, read, running, text_of, until
+from ..reading import text_of
+from .target import BOUND_S, Target, cannot, collect, end_of, generated, read, running, until
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["uvloop"]), pytest.mark.timeout(300)]
 
