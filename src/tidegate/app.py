@@ -46,6 +46,7 @@ from tidegate.core import plugins
 from tidegate.core.ask import Caller
 from tidegate.core.errors import SettingsError, TidegateError
 from tidegate.core.ports import Embedder, FlightSink, KeyStore
+from tidegate.core.search import Filter, IndexProgress
 from tidegate.engines.counting import Counter
 from tidegate.engines.fleet import Fleet
 from tidegate.engines.member import Member
@@ -559,6 +560,24 @@ async def ingest(
             paths, collection=collection, tags=tags, embedder=embedder, store=store, base=base, progress=progress, prune=prune,
             settings=settings.retrieval,
         )
+
+
+async def build_indexes(
+    settings: Settings, collection: str, *, facets: Sequence[str] | None, graph: bool | None, progress: Callable[[IndexProgress], None]
+) -> None:
+    """`tidegate index`: the indexes of a collection."""
+    async with open_store(reach(settings)) as store:
+        await store.build_indexes(collection, facets=facets, graph=graph, progress=progress)
+
+
+async def explain_search(settings: Settings, question: str, *, collection: str, k: int, wanted: Filter) -> list[str]:
+    """`tidegate explain`: the way of a search and the database's plan for it."""
+    reached = reach(settings)
+    async with _embedder(reached) as embedder, open_store(reached) as store:
+        if embedder is None:
+            raise SettingsError("There is no embedder.", hint='Set embedder.socket, or embedder.mode = "in_process".')
+        (vector,) = await embedder.embed([question], "query")
+        return await store.explain(collection, vector, k, wanted)
 
 
 class LocalParts(msgspec.Struct):

@@ -67,7 +67,7 @@ async def test_the_index_version_follows_the_content(embedder: LocalEmbedder, tm
     for text in ("one", "one", "two"):
         file.write_text(text)
         await ingest([file], collection="default", embedder=embedder, store=store)
-        versions.append(await search.index_version())
+        versions.append((await search.find("x")).index_version)
     assert versions[0] == versions[1] != versions[2]
 
 

@@ -35,7 +35,7 @@ def ingest(
 ) -> None:
     """Read documents into a collection: Markdown, text and PDF; unchanged ones are skipped, a bad one does not stop the rest."""
     settings = settings_from(config, sets)
-    wanted = dict(_pair(tag) for tag in tags)
+    wanted = dict(pair(tag) for tag in tags)
     from tidegate import app
 
     with _progress(quiet=as_json) as progress:
@@ -50,7 +50,8 @@ def ingest(
     ctx.exit(1 if report.failed else 0)
 
 
-def _pair(tag: str) -> tuple[str, str]:
+def pair(tag: str) -> tuple[str, str]:
+    """NAME=VALUE."""
     name, equals, value = tag.partition("=")
     if not (name and equals):
         raise click.BadParameter(f"{tag!r} is not NAME=VALUE.", param_hint="--tag")

@@ -14,7 +14,7 @@ from tidegate.core.ask import EngineAnswer as EngineAnswer
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.document import Document, NewPassage, Replaced
 from tidegate.core.flight import Flight, FlightRecord
-from tidegate.core.search import ANY, Filter, Found
+from tidegate.core.search import ANY, Filter, Found, IndexProgress
 
 Vectors = npt.NDArray[np.float32]
 
@@ -128,6 +128,10 @@ class VectorStore(Protocol):
         """The k nearest passages that fit, nearest first. `exact`: all that fit are compared, however many. Raises StoreDown."""
         ...
 
+    async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY) -> list[str]:
+        """Lines for people: the way that such a search takes, and what it did. Raises StoreDown."""
+        ...
+
     async def index_version(self, collection: str) -> str:
         """Changes whenever the collection's content does. Raises StoreDown."""
         ...
@@ -150,6 +154,17 @@ class DocumentStore(Protocol):
 
     async def delete_document(self, collection: str, source: str) -> bool:
         """True where the document was there; its passages go with it."""
+        ...
+
+    async def build_indexes(
+        self, collection: str, *, facets: Sequence[str] | None = None, graph: bool | None = None,
+        progress: Callable[[IndexProgress], None] = lambda _: None,
+    ) -> None:
+        """Give a collection the indexes that its size needs, while searches and writers go on.
+
+        `facets`: tags that have an index of their own, the first one first (None: as they were). `graph`: a graph of neighbours (None: where
+        the collection is large). Raises BadRequest for a name that cannot be a facet.
+        """
         ...
 
     async def list_documents(self, collection: str | None = None) -> list[Document]:

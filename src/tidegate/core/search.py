@@ -33,6 +33,15 @@ class Filter(msgspec.Struct, frozen=True, omit_defaults=True):
 ANY = Filter()
 
 
+class IndexProgress(msgspec.Struct, frozen=True):
+    """How far an index is built: what is done of the `phase`, in the database's own words and units."""
+
+    name: str
+    phase: str
+    done: int
+    total: int
+
+
 class Found(msgspec.Struct, frozen=True):
     """The passages, nearest first, all of one state of the collection, which `index_version` names; `way`: how they were looked for."""
 

@@ -99,6 +99,8 @@ async def ingest(
     if prune:
         for source in report.vanished:
             await store.delete_document(collection, source)
+    if report.stored or report.pruned:
+        await store.build_indexes(collection)
     report.seconds = (time.perf_counter_ns() - began_ns) / 1e9
     return report
 

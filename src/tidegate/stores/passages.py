@@ -27,7 +27,7 @@ from tidegate.core.ask import Passage
 from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
 from tidegate.core.errors import BadRequest
 from tidegate.core.ports import Vectors
-from tidegate.core.search import Filter, Found, Way
+from tidegate.core.search import Filter, Found, IndexProgress, Way
 from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
 from tidegate.stores.queries import queries
@@ -56,15 +56,6 @@ class _State(NamedTuple):
     facets: tuple[str, ...]
     graph: bool
     until_ns: int
-
-
-class Progress(NamedTuple):
-    """How far an index is built: what is done of the `phase`, in the database's own words and units."""
-
-    name: str
-    phase: str
-    done: int
-    total: int
 
 
 class Passages:
@@ -124,7 +115,7 @@ class Passages:
 
     async def build_indexes(
         self, collection: str, *, facets: Sequence[str] | None = None, graph: bool | None = None,
-        progress: Callable[[Progress], None] = lambda _: None,
+        progress: Callable[[IndexProgress], None] = lambda _: None,
     ) -> None:
         """Give a collection the indexes that it needs: those of its `facets` (None: as they were), and a graph of neighbours (None: from
         `EXACT_MOST` passages on). Those that are there stay; searches and writers go on meanwhile. Raises StoreDown, BadRequest for a name that
@@ -152,7 +143,7 @@ class Passages:
         self._states.pop(collection, None)
         self._fitting.clear()
 
-    async def _build(self, link: Link, name: str, statement: sql.Composed, progress: Callable[[Progress], None]) -> None:
+    async def _build(self, link: Link, name: str, statement: sql.Composed, progress: Callable[[IndexProgress], None]) -> None:
         """One index, while others read and write; what a killed build left behind goes first."""
         await link.execute(sql.SQL("drop index concurrently if exists tidegate.{}").format(sql.Identifier(name)))
         building = asyncio.ensure_future(link.execute(statement))
@@ -161,11 +152,11 @@ class Passages:
                 await asyncio.wait((building,), timeout=_LOOK_S)
                 rows = await self._rows("build_progress", {"index": name})
                 if rows and not building.done():
-                    progress(Progress(name, str(rows[0][0]), int(rows[0][1]), int(rows[0][2])))
+                    progress(IndexProgress(name, str(rows[0][0]), int(rows[0][1]), int(rows[0][2])))
             await building
         finally:
             building.cancel()
-        progress(Progress(name, "done", 1, 1))
+        progress(IndexProgress(name, "done", 1, 1))
 
     # -- the way of a search
 

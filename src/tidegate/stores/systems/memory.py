@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from tidegate.core.ask import Passage
 from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import FlightJson, KeptText, KeyRecord, Vectors
-from tidegate.core.search import ANY, Filter, Found
+from tidegate.core.search import ANY, Filter, Found, IndexProgress
 from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
 
@@ -112,6 +112,16 @@ class Memory:
         ]
         nearest = sorted(found, key=lambda passage: (-passage.score, passage.id))[:k]
         return Found(nearest, self._index_versions.get(collection, "0"))
+
+    async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY) -> list[str]:
+        found = await self.search(collection, vector, k, wanted)
+        return [f"in memory: all passages are compared, {len(found.passages)} found"]
+
+    async def build_indexes(
+        self, collection: str, *, facets: Sequence[str] | None = None, graph: bool | None = None,
+        progress: Callable[[IndexProgress], None] = lambda _: None,
+    ) -> None:
+        """Nothing to build."""
 
     def _fits(self, document: Document, wanted: Filter) -> bool:
         dated = document.dated_unix_s or 0.0

@@ -24,10 +24,10 @@ from tidegate.core.document import Document, NewPassage, Replaced
 from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import FlightJson, KeptText, KeyRecord, Vectors
-from tidegate.core.search import ANY, Filter, Found
+from tidegate.core.search import ANY, Filter, Found, IndexProgress
 from tidegate.stores.clean import clean_struct, clean_text, clean_value
 from tidegate.stores.down import check_dsn, first_line, translate, where
-from tidegate.stores.passages import Link, Passages, Progress, fetch
+from tidegate.stores.passages import Link, Passages, fetch
 from tidegate.stores.queries import queries
 from tidegate.stores.settings import StoreSettings
 
@@ -157,7 +157,7 @@ class Postgres:
 
     async def build_indexes(
         self, collection: str, *, facets: Sequence[str] | None = None, graph: bool | None = None,
-        progress: Callable[[Progress], None] = lambda _: None,
+        progress: Callable[[IndexProgress], None] = lambda _: None,
     ) -> None:
         await self._passages.build_indexes(collection, facets=facets, graph=graph, progress=progress)
 

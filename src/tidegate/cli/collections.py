@@ -1,0 +1,77 @@
+"""The commands index and explain: how the passages of a collection are searched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tidegate.cli.console import progress_bar
+from tidegate.cli.ingest import pair
+from tidegate.cli.options import settings_from, settings_options
+
+if TYPE_CHECKING:
+    from tidegate.core.search import IndexProgress
+
+
+@click.command()
+@click.argument("collection", required=False)
+@click.option(
+    "--facet", "facets", metavar="NAME", multiple=True, help="A tag that gets an index of its own, the most important one first; as often as needed."
+)
+@click.option("--no-facets", is_flag=True, help="Drop the facets' indexes.")
+@click.option("--graph/--no-graph", default=None, help="Build the graph of neighbours, whatever the size (default: from 20,000 passages on).")
+@settings_options
+def index(
+    collection: str | None, facets: tuple[str, ...], no_facets: bool, graph: bool | None, config: Path | None, sets: tuple[str, ...]
+) -> None:
+    """Build the indexes that a collection needs; searches and ingests go on meanwhile."""
+    if facets and no_facets:
+        raise click.UsageError("--facet and --no-facets exclude each other.")
+    settings = settings_from(config, sets)
+    from tidegate import app
+
+    wanted: Sequence[str] | None = list(facets) if facets or no_facets else None
+    with progress_bar(quiet=False) as bar:
+        task = bar.add_task("looking at the collection", total=None)
+
+        def progress(now: IndexProgress) -> None:
+            bar.update(task, completed=now.done, total=now.total or None, description=f"{now.name}: {now.phase}")
+
+        name = collection or settings.retrieval.collection
+        asyncio.run(app.build_indexes(settings, name, facets=wanted, graph=graph, progress=progress))
+    click.echo(f"The indexes of {name} are complete.")
+
+
+@click.command()
+@click.argument("question")
+@click.option("--collection", help="The collection (default: retrieval.collection).")
+@click.option("-k", default=None, type=click.IntRange(1, 1000), help="Passages (default: retrieval.k).")
+@click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="Only passages with this tag.")
+@click.option("--since", type=click.DateTime(), help="Only documents dated since then (UTC).")
+@click.option("--until", type=click.DateTime(), help="Only documents dated until then (UTC).")
+@click.option("--min-confidence", type=click.FloatRange(0, 1), default=0.0, help="Only documents of at least this confidence.")
+@click.option("--superseded", is_flag=True, help="Also superseded documents.")
+@settings_options
+def explain(
+    question: str, collection: str | None, k: int | None, tags: tuple[str, ...], since: datetime | None, until: datetime | None,
+    min_confidence: float, superseded: bool, config: Path | None, sets: tuple[str, ...],
+) -> None:
+    """Say which way a search goes, and what the database does for it. The search is run."""
+    settings = settings_from(config, sets)
+    from tidegate import app
+    from tidegate.core.search import Filter
+    from tidegate.terminal import plain
+
+    wanted = Filter(dict(pair(tag) for tag in tags), _unix_s(since), _unix_s(until), min_confidence, superseded)
+    name = collection or settings.retrieval.collection
+    for line in asyncio.run(app.explain_search(settings, question, collection=name, k=k or settings.retrieval.k, wanted=wanted)):
+        click.echo(plain(line))
+
+
+def _unix_s(instant: datetime | None) -> float | None:
+    return None if instant is None else instant.replace(tzinfo=UTC).timestamp()
