@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.by_path import module_at
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def architecture() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("architecture", ROOT / "scripts" / "architecture.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "scripts" / "architecture.py")
 
 
 def test_every_file_is_named_with_what_it_says_of_itself(architecture: ModuleType) -> None:

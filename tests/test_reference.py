@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.by_path import module_at
 from tidegate.settings import all_leaves, load
 
 ROOT = Path(__file__).parents[1]
@@ -17,12 +17,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
     """scripts/reference.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "scripts" / "reference.py")
 
 
 def test_no_page_is_old(reference: ModuleType) -> None:

@@ -147,7 +147,13 @@ class Gateway:
         data = settings.local.folder
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.store = Postgres(settings.store)
-        self.fleet = Fleet(settings.engines, settings.fleet, orders=data / ORDERS)
+        if nowhere := [name for name, one in settings.tenants.items() if one.isolation == "device" and not one.instances]:
+            raise SettingsError(
+                f"[tenants.{nowhere[0]}] is to have an engine on a device of its own, but the gateway alone starts no engines.",
+                hint=f"`tidegate up` starts it. Or start one there yourself, and name it in tenants.{nowhere[0]}.instances.",
+            )
+        apart = {name: own for name, one in settings.tenants.items() if (own := one.apart) is not None}
+        self.fleet = Fleet(settings.engines, settings.fleet, orders=data / ORDERS, tenants=apart)
         self.capabilities = load_all(settings.capabilities.folders, settings.budgets)
         self.embedder = embedder
         self.limits = self._build_limits(common.book if common is not None else None)
@@ -180,16 +186,18 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
 
     def _open_lanes(self) -> None:
-        """A lane for each model; models that the same engines serve share one, and so their slots."""
-        together: dict[tuple[str, ...], list[str]] = {}
-        engines = self.settings.engines
-        for model in self.fleet.models():
-            together.setdefault(tuple(name for name, one in engines.items() if model in one.model_names), []).append(model)
-        for models in together.values():
-            self.gate.open(models, self._share(self.fleet.slots(models[0])))
-        if self.fleet.models():
-            self.gate.lanes[DEFAULT] = self.gate.lanes[self.fleet.models()[0]]
-        self.fleet.on_change = lambda model, slots: self.gate.resize(model, self._share(slots))
+        """The lanes of each model, those of tenants with slots or engines of their own apart. Raises SettingsError where workers cannot share one."""
+        for tenant, models in self.fleet.lanes():
+            slots, workers = self.fleet.slots(models[0], tenant), self.settings.server.workers
+            own = self.fleet.tenants.get(tenant)
+            if own is not None and own.slots and 0 < slots < workers:
+                raise SettingsError(
+                    f"{slots} slots for {models[0]!r} are the tenant {tenant!r}'s, fewer than the {workers} workers that share them.",
+                    hint=f"Raise tenants.{tenant}.slots, or lower server.workers.",
+                )
+            self.gate.open(models, self._share(slots), tenant, lends=own is not None and own.lend)
+        self.gate.alias(DEFAULT, self.fleet.default)
+        self.fleet.on_change = lambda model, slots, tenant: self.gate.resize(model, self._share(slots), tenant)
 
     def _share(self, slots: int) -> int:
         return share(slots, self._index, self.settings.server.workers)

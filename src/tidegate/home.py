@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -15,9 +16,11 @@ from tidegate.api.control import NewKey, make_key
 from tidegate.api.page.tokens import TokenFolder
 from tidegate.app import PARTS, LocalParts, closing, open_store, with_parts, write_private
 from tidegate.core.ask import Caller
-from tidegate.core.errors import LocalPartError
+from tidegate.core.errors import LocalPartError, SettingsError
 from tidegate.core.keys import hash_key
+from tidegate.core.toml import dotted
 from tidegate.local.plan import Command, Note, Running, UpPlan, ask_engine
+from tidegate.local.slices import Slice
 from tidegate.local.up import up as run_up
 from tidegate.pipeline.capability import load_all
 from tidegate.retrieval.embedder_client import EmbedderClient
@@ -35,6 +38,7 @@ def up(settings: Settings, *, port_by_hand: bool) -> int:
     home = _Home(settings, Path(__file__).parent / "examples")
     plan = UpPlan(
         settings=settings.local, gateway=home.gateway, host=settings.server.host, port=settings.server.port, port_by_hand=port_by_hand,
+        slices=slices_of(settings),
         migrate=home.migrate, first_key=home.first_key, examples=home.load_examples, curl=home.curl, page=home.page, embedder=settings.embedder,
     )
     return asyncio.run(run_up(plan))
@@ -69,6 +73,13 @@ class _Home:
             }
             if settings.provenance["budgets.profile"][1] == "default":
                 env["TIDEGATE_BUDGETS__PROFILE"] = EMBEDDED
+        for own in slices_of(settings) if running.own else ():
+            address, section = running.own[own.name], f"TIDEGATE_ENGINES__{own.name.upper()}__"
+            env |= {
+                f"{section}ADAPTER": "llama_cpp", f"{section}URL": address.url, f"{section}API_KEY": address.key,
+                f"{section}MODELS": json.dumps([address.model]), f"{section}SLOTS": str(address.slots),
+            }
+            argv += ["--set", f"{dotted(('tenants', own.tenant, 'instances'))}={json.dumps([own.name])}"]
         if running.small:
             env |= {
                 "TIDEGATE_ENGINES__SMALL__ADAPTER": "llama_cpp", "TIDEGATE_ENGINES__SMALL__URL": running.small.url,
@@ -135,6 +146,24 @@ class _Home:
 
     def _withopen_store(self, running: Running) -> Settings:
         return with_parts(self._settings, LocalParts(self._dsn(running)))
+
+
+def slices_of(settings: Settings) -> list[Slice]:
+    """The engines that tenants have for themselves on this machine. Raises SettingsError where they cannot be run here."""
+    apart = [(name, one) for name, one in settings.tenants.items() if one.isolation == "device" and (one.cores or one.gpu)]
+    for name, one in apart:
+        if one.instances:
+            raise SettingsError(
+                f"[tenants.{name}] has instances, and cores or a gpu for an engine of this machine.",
+                hint="Leave out the instances: `tidegate up` runs the engine. Or leave out cores and gpu: the instances have their own.",
+            )
+        if not settings.local.engine:
+            raise SettingsError(
+                f"[tenants.{name}] has cores or a gpu for an engine of this machine, but local.engine is false.",
+                hint="Set local.engine = true, or name the tenant's engines in its instances.",
+            )
+    free = (name for number in itertools.count(1) if (name := f"own{number}") not in settings.engines)
+    return [Slice(next(free), name, tuple(one.cores), one.gpu) for name, one in apart]
 
 
 def _from_flags(settings: Settings) -> dict[str, str]:

@@ -46,7 +46,7 @@ class Settings(Section):
 
     server: ServerSettings = Field(default_factory=ServerSettings, description="The gateway's own door.")
     streams: StreamSettings = Field(default_factory=StreamSettings, description="What happens when a client leaves, comes back or reads slowly.")
-    tenants: dict[str, TenantSettings] = Field({}, description="What is kept of a tenant's traffic, by the tenant's name.")
+    tenants: dict[str, TenantSettings] = Field({}, description="What is kept of a tenant's traffic, and what is its own, by its name.")
     limits: LimitSettings = Field(
         default_factory=lambda: LimitSettings.model_validate({}), description="What keys, tenants and capabilities may use."
     )
@@ -330,8 +330,13 @@ def _problems(invalid: ValidationError, given: Mapping[KeyPath, Given]) -> list[
     for path, said in by_path.items():
         one = given.get(path)
         if one is None:
-            source = next((other.source for where, other in given.items() if where[: len(path) - 1] == path[:-1]), "")
-            problems.append(Problem(f"{source}: {dotted(path)} is missing.", "It has no default: give it a value."))
+            inside = [words for words in said if words]
+            depth = len(path) if inside else len(path) - 1
+            source = next((other.source for where, other in given.items() if where[:depth] == path[:depth]), "")
+            if inside:  # what contradicts itself is a whole section
+                problems += [Problem(f"{source}: [{dotted(path)}] {words}.") for words in inside]
+            else:
+                problems.append(Problem(f"{source}: {dotted(path)} is missing.", "It has no default: give it a value."))
         else:
             value = notation(shown(path[-1], one.raw if one.raw is not None else one.value))
             problems.append(Problem(f"{one.source}: {dotted(path)} is {value}, but {' or '.join(dict.fromkeys(said))}.", _about(path)))

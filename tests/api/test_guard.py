@@ -156,6 +156,16 @@ def test_a_capability_has_its_own_ban_and_may_stop(house: House) -> None:
     assert second["answer"] == f"Wait. {second['ticket']}"
 
 
+def until_said(pieces: Iterator[str], word: str) -> str:
+    """What came of a stream, up to the piece with a word in it."""
+    seen = ""
+    while word not in seen:
+        more = next(pieces, None)
+        assert more is not None, seen
+        seen += more
+    return seen
+
+
 def test_of_two_engines_one_may_die(house: House, postgres_dsn: str, tmp_path: Path) -> None:
     """The stream that it was telling, and every request after it, are answered by the other."""
     first, first_url = start_scripted()
@@ -166,11 +176,7 @@ def test_of_two_engines_one_may_die(house: House, postgres_dsn: str, tmp_path: P
         body = {"model": "scripted", "stream": True, "messages": [{"role": "user", "content": "##w=word,n=40,i=50##"}]}
         with two.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
             pieces = answer.iter_text()
-            seen = ""
-            while "word" not in seen:
-                more = next(pieces, None)
-                assert more is not None, seen
-                seen += more
+            seen = until_said(pieces, "word")
             first.kill()
             seen += "".join(pieces)
         text, ends, _ = told(seen)
@@ -196,11 +202,7 @@ def test_the_only_engine_may_die_and_come_back(house: House, postgres_dsn: str, 
         body = {"model": "scripted", "stream": True, "messages": [{"role": "user", "content": "##w=word,n=40,i=50##"}]}
         with one.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
             pieces = answer.iter_text()
-            seen = ""
-            while "word" not in seen:
-                more = next(pieces, None)
-                assert more is not None, seen
-                seen += more
+            seen = until_said(pieces, "word")
             first.kill()
             first.wait(30)
             port = first_url.rpartition(":")[2]

@@ -311,7 +311,7 @@ def test_slow_start(clock: Clock) -> None:
     """Who comes back takes a tenth at first, then more and more, then all; so do its slots."""
     fleet = fleet_of({"a": {"slots": 20}, "b": {"slots": 20}}, slow_start_s=10)
     seen: list[tuple[str, int]] = []
-    fleet.on_change = lambda model, slots: seen.append((model, slots))
+    fleet.on_change = lambda model, slots, _: seen.append((model, slots))
     assert fleet.slots("m") == 40
     fleet.drain("a", True)
     fleet.drain("a", False)
@@ -330,7 +330,7 @@ def test_slots_are_those_of_the_instances_that_can_be_asked(clock: Clock) -> Non
     """Held, drained and ill ones give none; a fallback counts where it is all there is; one without a bound makes all unbounded."""
     fleet = fleet_of({"a": {"slots": 4}, "b": {"slots": 2}, "cpu": {"slots": 1, "role": "fallback"}})
     seen: list[int] = []
-    fleet.on_change = lambda _, slots: seen.append(slots)
+    fleet.on_change = lambda _, slots, tenant: seen.append(slots)
     assert fleet.slots("m") == 6
     fail(fleet.members["a"], EngineRefused("busy", engine_status=429, retry_after_s=5))
     assert fleet.slots("m") == 2

@@ -55,7 +55,7 @@ class Choice(RuleBasedStateMachine):
         )  # fmt: skip
         self.members = list(self.fleet.members.values())
         self.told = {"m": self.fleet.slots("m")}
-        self.fleet.on_change = self.told.__setitem__
+        self.fleet.on_change = lambda model, slots, _: self.told.__setitem__(model, slots)
         self.running: list[tuple[Member, Run]] = []
 
     def teardown(self) -> None:

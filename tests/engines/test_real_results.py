@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.by_path import module_at
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,12 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def runner() -> ModuleType:
     """tests/engines_real/run.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("engines_real_run", ROOT / "tests" / "engines_real" / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "tests" / "engines_real" / "run.py")
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,11 @@ class Desk:
         self.page.goto(self.site + path)
         return self.page
 
+    def ask(self, panel: str = SUPPORT, example: int = 0) -> None:
+        """Fill the form of a panel with one of its examples, and send it."""
+        self.page.click(f"{panel} .example >> nth={example}")
+        self.page.click(f"{panel} button.main")
+
     def text(self, selector: str) -> str:
         return str(self.page.inner_text(selector))
 
@@ -50,8 +55,7 @@ def test_an_answer_streams_with_its_passages_beside_it(desk: Desk, house: House)
     """An example fills the form; tokens come one by one; citations lead to passages; the times and the flight's link follow."""
     house.pace_s = 0.02
     page = desk.go()
-    page.click(f"{SUPPORT} .example >> nth=0")
-    page.click(f"{SUPPORT} button.main")
+    desk.ask()
     until(lambda: len(desk.text(f"{SUPPORT} .answer")) > 10)
     assert page.get_attribute(f"{SUPPORT} .answer", "aria-busy") == "true"
     assert "Home insurance: water damage" in desk.text(f"{SUPPORT} .passages")
@@ -86,8 +90,7 @@ def test_a_form_becomes_typed_fields_and_the_answer_is_a_table(desk: Desk, house
 def test_an_empty_list_can_be_said(desk: Desk, house: House) -> None:
     """A list that is empty is not one that is not given."""
     page = desk.go("/#underwriting-assess")
-    page.click(f"{ASSESS} .example >> nth=0")
-    page.click(f"{ASSESS} button.main")
+    desk.ask(ASSESS)
     page.wait_for_selector(f"{ASSESS} .to-flight")
     page.check(f"{ASSESS} [data-none=medical_history]")
     page.click(f"{ASSESS} button.main")
@@ -109,6 +112,14 @@ def test_what_the_contract_refuses_is_shown_at_its_field(desk: Desk, house: Hous
     assert page.evaluate("document.activeElement.name") == "medical_history"
 
 
+def answers_again(desk: Desk, house: House) -> None:
+    """Asked once more, the server answers in full, and what was said before is gone."""
+    house.mode = "answer"
+    desk.page.click(f"{SUPPORT} button.main")
+    desk.page.wait_for_selector(f"{SUPPORT} .mark-n")
+    assert desk.page.is_hidden(f"{SUPPORT} .problem")
+
+
 @pytest.mark.parametrize(("mode", "said"), [
     ("error", "The engine's stream ended before its end."), ("cut", "The stream ended before the answer was complete."),
     ("refuse", "Try again in 12 s."), ("message", "Ticket T-01A22A-2818EA-623AF1"),
@@ -117,38 +128,29 @@ def test_a_failure_is_told_and_the_next_asking_works(desk: Desk, house: House, m
     """Text that had come stays; an error event, a stream without its end and a refusal each say what happened."""
     house.mode = mode
     page = desk.go()
-    page.click(f"{SUPPORT} .example >> nth=0")
-    page.click(f"{SUPPORT} button.main")
+    desk.ask()
     page.wait_for_selector(f"{SUPPORT} .problem:not([hidden])")
     assert said in desk.text(f"{SUPPORT} .problem")
     assert (mode in ("refuse", "message")) != desk.text(f"{SUPPORT} .said").startswith("Answer\nYou have seven days")
-    house.mode = "answer"
-    page.click(f"{SUPPORT} button.main")
-    page.wait_for_selector(f"{SUPPORT} .mark-n")
-    assert page.is_hidden(f"{SUPPORT} .problem")
+    answers_again(desk, house)
 
 
 def test_a_lower_rung_says_so_over_its_answer(desk: Desk, house: House) -> None:
     """The rung's own sentence, as a warning and not as a failure, and the answer below it; the next full answer is without."""
     house.mode = "rung"
     page = desk.go()
-    page.click(f"{SUPPORT} .example >> nth=0")
-    page.click(f"{SUPPORT} button.main")
+    desk.ask()
     page.wait_for_selector(f"{SUPPORT} .to-flight")
     assert desk.text(f"{SUPPORT} .problem.warn:not(.bad)") == "From our list of frequent questions."
     assert desk.text(f"{SUPPORT} .answer").startswith("You have seven days")
-    house.mode = "answer"
-    page.click(f"{SUPPORT} button.main")
-    page.wait_for_selector(f"{SUPPORT} .mark-n")
-    assert page.is_hidden(f"{SUPPORT} .problem")
+    answers_again(desk, house)
 
 
 def test_stop_stops_the_request(desk: Desk, house: House) -> None:
     """The server sees the client leave."""
     house.mode = "hang"
     page = desk.go()
-    page.click(f"{SUPPORT} .example >> nth=0")
-    page.click(f"{SUPPORT} button.main")
+    desk.ask()
     until(lambda: len(desk.text(f"{SUPPORT} .answer")) > 10)
     page.click(f"{SUPPORT} .stop")
     until(lambda: house.left == ["answer"])
@@ -159,8 +161,7 @@ def test_a_session_that_is_over_says_so(desk: Desk, house: House) -> None:
     """The ask box tells to sign in again."""
     page = desk.go()
     desk.context.clear_cookies()
-    page.click(f"{SUPPORT} .example >> nth=0")
-    page.click(f"{SUPPORT} button.main")
+    desk.ask()
     page.wait_for_selector(f"{SUPPORT} .problem:not([hidden])")
     assert "sign in again" in desk.text(f"{SUPPORT} .problem")
 
@@ -172,8 +173,7 @@ def test_what_models_and_documents_say_is_never_run(desk: Desk, house: House, mo
     passage = {"n": 1, "id": "a", "document": "d", "title": hostile, "page": 1, "score": 0.5, "text": hostile}
     monkeypatch.setattr("stand_in.PASSAGES", [passage])
     page = desk.go()
-    page.click(f"{SUPPORT} .example >> nth=0")
-    page.click(f"{SUPPORT} button.main")
+    desk.ask()
     page.wait_for_selector(f"{SUPPORT} .to-flight")
     assert desk.text(f"{SUPPORT} .answer") == hostile
     assert page.locator(f"{SUPPORT} .run img, {SUPPORT} .run b").count() == 0
@@ -316,8 +316,7 @@ def test_nothing_sticks_out(browser: Any, site: str, house: House, width: int, s
     house.flights.down = True
     desk = Desk(browser, site, width, scheme)
     page = desk.go()
-    page.click(f"{SUPPORT} .example >> nth=0")
-    page.click(f"{SUPPORT} button.main")
+    desk.ask()
     page.wait_for_selector(f"{SUPPORT} .to-flight")
     outside = """[...document.querySelectorAll("body *")].filter((one) => !one.closest(".sr, .skip, .row small") &&
         one.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map((one) => one.outerHTML.slice(0, 80))"""

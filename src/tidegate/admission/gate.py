@@ -136,6 +136,8 @@ class Lane:
         self._looked_ns = 0  # when places that wait were last looked at, whether they can still be served in time
         self._newcomers_ns, self._newcomers_since_ns = 0, clock_ns()  # slot time of those that began without a booking, and since when
         self._full_ns = 0  # when a slot was freed last, if requests have waited since then
+        #: Told when somebody left; see `lending`.
+        self.on_leave: Callable[[], None] | None = None
         #: Since the start: places that ran, that waited before, that were refused, that were given up while they waited.
         self.entered = self.waited = self.refused = self.given_up = 0
         #: How far forecasts were off, as a mean over the newest, in nanoseconds.
@@ -225,6 +227,8 @@ class Lane:
                 self._give_up_last(flow, now_ns)
         elif not self.running:
             queue.idle()
+        if self.on_leave is not None:
+            self.on_leave()
 
     def _learn(self, place: Place, tokens: int, answer_tokens: int | None, took_ns: int, now_ns: int) -> None:
         """What the request says about the next ones, and what it is charged for in the end."""
@@ -242,6 +246,8 @@ class Lane:
 
     def _gone(self, place: Place) -> None:
         self.queue.remove(place)
+        if self.on_leave is not None:
+            self.on_leave()
 
     def resize(self, slots: int) -> None:
         """The lane has so many slots from now on. Fewer: what runs goes on, and nobody starts until it is below. 0: no bound."""
@@ -384,6 +390,51 @@ class Lane:
         }
 
 
+class Lending:
+    """Slots of tenants that are lent to all others while they are idle: moved from lane to lane, so that no slot is ever in two.
+
+    One slot of each tenant stays. What is lent comes back as soon as its tenant wants it and the request that has it ends.
+    """
+
+    def __init__(self, common: Lane) -> None:
+        self._common = common
+        self._whole: dict[Lane, int] = {common: common.slots}  # the slots of each lane were nothing lent
+        common.on_leave = self.settle
+
+    def join(self, lane: Lane) -> None:
+        """A tenant's lane lends from now on."""
+        self._whole[lane] = lane.slots
+        lane.on_leave = self.settle
+
+    def resize(self, lane: Lane, slots: int) -> None:
+        """The lane has so many slots of its own from now on."""
+        self._whole[lane] = slots
+        if not slots:
+            lane.resize(0)
+        self.settle()
+
+    def settle(self, coming: Lane | None = None) -> None:
+        """Move slots to where they are wanted. `coming`: where a request is about to enter."""
+        common, whole = self._common, self._whole
+        own = [lane for lane in whole if lane is not common and whole[lane]]
+        if not whole[common]:
+            return
+        # What a tenant's own requests do not want, but for one slot.
+        idle = {lane: max(0, whole[lane] - max(1, lane.running + lane.queue.waiting)) for lane in own}
+        wanted = common.running + common.queue.waiting + (common is coming)
+        _resize(common, whole[common] + min(sum(idle.values()), max(0, wanted - whole[common])))
+        lent = max(0, common.running - whole[common])
+        for lane in sorted(own, key=lambda lane: lane.running + lane.queue.waiting):
+            taken = min(lent, max(0, whole[lane] - max(1, lane.running)))
+            lent -= taken
+            _resize(lane, whole[lane] - taken)
+
+
+def _resize(lane: Lane, slots: int) -> None:
+    if lane.slots != slots:
+        lane.resize(slots)
+
+
 class Gate:
     """The lanes of a gateway process, by model, and who is in which class."""
 
@@ -394,6 +445,8 @@ class Gate:
         self._settings = settings
         self._clock_ns = clock_ns
         self.lanes: dict[str, Lane] = {}
+        self._own: dict[str, dict[str, Lane]] = {}  # by tenant and model: lanes for nobody else
+        self._lending: dict[Lane, Lending] = {}
         self._weights = {STANDARD: 1.0} | {name: one.weight for name, one in (classes or {}).items()}
         self._of_key: dict[str, str] = {}
         self._of_tenant: dict[str, str] = {}
@@ -408,33 +461,54 @@ class Gate:
                             f"{member!r} is in the classes {known[member]!r} and {name!r}.", hint=f"Leave it in one of the lists classes.NAME.{what}."
                         )
 
-    def open(self, models: Iterable[str], slots: int) -> Lane:
-        """One lane for these models."""
+    def open(self, models: Iterable[str], slots: int, tenant: str = "", *, lends: bool = False) -> Lane:
+        """One lane for these models. `tenant`: whose it is alone; whoever has any has no other lanes. `lends`: what is idle in it, but for one slot,
+        is lent to the lane of all others, which is there already."""
         names = list(models)
-        lane = Lane(names[0], slots, self._settings, self._clock_ns)
+        lane = Lane(f"{names[0]}@{tenant}" if tenant else names[0], slots, self._settings, self._clock_ns)
+        lanes = self._own.setdefault(tenant, {}) if tenant else self.lanes
         for name in names:
-            self.lanes[name] = lane
+            lanes[name] = lane
+        if lends:
+            common = self.lanes[names[0]]
+            lending = self._lending.get(common) or Lending(common)
+            lending.join(lane)
+            self._lending |= {common: lending, lane: lending}
         return lane
+
+    def alias(self, name: str, model: str) -> None:
+        """The same lanes by another name for the model."""
+        for lanes in (self.lanes, *self._own.values()):
+            if model in lanes:
+                lanes[name] = lanes[model]
 
     def enter(
         self, model: str, caller: Caller, *, prompt_tokens: int, answer_tokens: int = 0, capability: str = "", request: str = "", deadline_ns: int = 0
     ) -> Place:
         """A place in the model's lane; FREE where nothing bounds it. `request`: the same where the same request comes back, e.g. the digest of its
         body. Raises as Lane.enter does."""
-        lane = self.lanes.get(model)
+        lane = (self._own.get(caller.tenant, self.lanes) if self._own else self.lanes).get(model)
         if lane is None or not lane.slots:
             return FREE
         name = self._class_of(caller, capability)
-        return lane.enter(
+        lending = self._lending.get(lane) if self._lending else None
+        if lending is not None:
+            lending.settle(coming=lane)
+        place = lane.enter(
             (name, caller.tenant), self._weights[name], caller.key_id, prompt_tokens, answer_tokens, sort=capability, request=request,
             deadline_ns=deadline_ns,
         )
+        if lending is not None:
+            lending.settle()
+        return place
 
-    def resize(self, model: str, slots: int) -> None:
-        """The model's lane has so many slots from now on; see Lane.resize. A model without a lane gets one."""
-        lane = self.lanes.get(model)
+    def resize(self, model: str, slots: int, tenant: str = "") -> None:
+        """The model's lane has so many slots from now on; see Lane.resize. A model without a lane gets one. `tenant`: in the lane of its own."""
+        lane = (self._own.get(tenant, {}) if tenant else self.lanes).get(model)
         if lane is None:
-            self.open([model], slots)
+            self.open([model], slots, tenant)
+        elif (lending := self._lending.get(lane)) is not None:
+            lending.resize(lane, slots)
         elif lane.slots != slots:
             lane.resize(slots)
 
@@ -442,12 +516,16 @@ class Gate:
         """By lane, those that have a bound: slots, running, waiting, booked."""
         return {
             lane.name: [lane.slots, lane.running, lane.queue.waiting, lane.bookings.count]
-            for lane in dict.fromkeys(self.lanes.values()) if lane.slots
+            for lane in self._all() if lane.slots
         }
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """By lane, those that have a bound."""
-        return {lane.name: lane.figures() for lane in dict.fromkeys(self.lanes.values()) if lane.slots}
+        return {lane.name: lane.figures() for lane in self._all() if lane.slots}
+
+    def _all(self) -> Iterable[Lane]:
+        """Each lane once, those of all first."""
+        return dict.fromkeys(lane for lanes in (self.lanes, *self._own.values()) for lane in lanes.values())
 
     def _class_of(self, caller: Caller, capability: str) -> str:
         return (

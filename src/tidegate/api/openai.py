@@ -34,7 +34,7 @@ Kind = Literal["chat", "completion"]
 class Models(Protocol):
     """The public model names; the first is what DEFAULT means."""
 
-    def models(self) -> list[str]: ...
+    def models(self, tenant: str) -> list[str]: ...
 
 
 class GenerationRoute:
@@ -322,8 +322,8 @@ def models_route(models: Models) -> Callable[[Exchange], Awaitable[None]]:
     async def route(exchange: Exchange) -> None:
         if exchange.scope["method"] != "GET":
             raise MethodNotAllowed("/v1/models takes GET.", hint="Send a GET.")
-        await exchange.caller()
-        rows = [{"id": name, "object": "model", "created": 0, "owned_by": "tidegate"} for name in models.models()]
+        caller = await exchange.caller()
+        rows = [{"id": name, "object": "model", "created": 0, "owned_by": "tidegate"} for name in models.models(caller.tenant)]
         exchange.flight.end = "stop"
         await exchange.json(200, msgspec.json.encode({"object": "list", "data": rows}))
 

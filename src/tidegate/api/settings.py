@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
+from tidegate.core.isolation import Isolation, Level
 from tidegate.core.settings import Section
 
 
@@ -63,7 +64,47 @@ class StreamSettings(Section):
 
 
 class TenantSettings(Section):
-    """`[tenants.NAME]`: what is kept of a tenant's traffic."""
+    """`[tenants.NAME]`: what is kept of a tenant's traffic, and how far it is kept apart from the others."""
 
     keep: bool = Field(False, description="Keep prompt and answer text, encrypted; otherwise only digests and counts are kept.")
     ttl_s: int = Field(604_800, ge=60, description="Seconds after which kept text is deleted.")
+    isolation: Level = Field(
+        "shared",
+        description="`shared`: its requests wait and run with all others; `slots`: in slots of its own; `instance`: on engines of its own; `device`: "
+        "on an engine that `tidegate up` runs for it alone, on cores or a GPU's slice of its own.",
+    )
+    slots: int = Field(
+        0, ge=0, le=1_000_000, description='With `isolation = "slots"`: slots of each engine that are the tenant\'s. They are all that it has.'
+    )
+    lend: bool = Field(False, description="With `slots`: others may use them while they are idle, all but one.")
+    instances: list[str] = Field([], description="With `instance`: the engines, by name, that serve this tenant and nobody else.")
+    cores: list[int] = Field(
+        [], description="With `device`: numbers of cores for the tenant's engine. Nothing else that `tidegate up` starts runs on them."
+    )
+    gpu: str = Field(
+        "", pattern=r"^[A-Za-z0-9/_.:-]*$",
+        description="With `device`: the GPU or its slice for the tenant's engine, as CUDA_VISIBLE_DEVICES names it: MIG-UUID, GPU-UUID or a number.",
+    )
+
+    @field_validator("cores")
+    @classmethod
+    def _cores(cls, cores: list[int]) -> list[int]:
+        if any(core < 0 for core in cores) or len(set(cores)) != len(cores):
+            raise ValueError("must be different numbers from 0 on")
+        return cores
+
+    @model_validator(mode="after")
+    def _of_one_level(self) -> TenantSettings:
+        own = {"slots": ("slots", "lend"), "instance": ("instances",), "device": ("cores", "gpu", "instances")}.get(self.isolation, ())
+        foreign = [name for name in ("slots", "lend", "instances", "cores", "gpu") if getattr(self, name) and name not in own]
+        if foreign:
+            raise ValueError(f'has {" and ".join(foreign)}, which isolation = "{self.isolation}" has no use for')
+        if own and not getattr(self, own[0]) and not (self.isolation == "device" and (self.gpu or self.instances)):
+            wants = {"slots": "a number of slots", "instance": "the names of its instances", "device": "cores or gpu"}[self.isolation]
+            raise ValueError(f'has isolation = "{self.isolation}", which needs {wants}')
+        return self
+
+    @property
+    def apart(self) -> Isolation | None:
+        """What is the tenant's own; None where nothing is."""
+        return Isolation(self.slots, self.lend, tuple(self.instances)) if self.slots or self.instances else None

@@ -156,6 +156,14 @@ class Ask:
         self.running: Counting | None = None
         self.shows_usage: ShowsUsage = "never"
 
+    def beside(self, route: str, call: EngineCall | None = None) -> Ask:
+        """An Ask for a call beside this one: the same caller and deadline, and a flight of its own, for laps of several at once have no order."""
+        flight = Flight(route)
+        flight.tenant = self.caller.tenant
+        aside = Ask(flight, self.caller, self.deadline)
+        aside.call = call
+        return aside
+
     def spend_aside(self, usage: Usage) -> None:
         """Tokens that were used beside the answer."""
         self.aside = usage if self.aside is None else self.aside.plus(usage)

@@ -2,6 +2,9 @@
 
 A member whose checks have not run yet is used: a gateway that starts, or whose engine restarts, refuses nobody for want of a proof. It is no
 longer used as soon as a check that it must pass has failed, and again as soon as all have passed.
+
+A tenant with instances of its own has routes of its own, on which nobody else's requests are, and its own requests are on no others: whatever is
+chosen anew (a retry, a hedge, an answer that goes on, a rung of a ladder) is chosen on them.
 """
 
 from __future__ import annotations
@@ -11,14 +14,15 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tidegate.core.ask import Ask
-from tidegate.core.errors import EngineDown, EngineError, NotFound, SettingsError, TidegateError
+from tidegate.core.errors import EngineDown, EngineError, EngineNotAdmitted, NotFound, SettingsError, TidegateError
+from tidegate.core.isolation import Isolation
 from tidegate.core.plugins import load, nearest
 from tidegate.core.ports import Engine
 from tidegate.engines.cause import Cause
@@ -44,28 +48,43 @@ TICK_S = 0.25
 class Fleet:
     """Builds each engine of the settings; the first model of the first engine is the default. Several engines may serve one model."""
 
-    def __init__(self, settings: Mapping[str, EngineSettings], fleet: FleetSettings | None = None, *, orders: Path | None = None) -> None:
-        """`orders`: the file that keeps which engines their operator drains, for all workers and for the next start.
+    def __init__(
+        self, settings: Mapping[str, EngineSettings], fleet: FleetSettings | None = None, *, orders: Path | None = None,
+        tenants: Mapping[str, Isolation] | None = None,
+    ) -> None:
+        """`orders`: the file that keeps which engines their operator drains, for all workers and for the next start; `tenants`: those that have
+        slots or instances of their own.
 
-        Raises SettingsError for an unknown adapter, or an unreadable ca_file.
+        Raises SettingsError for an unknown adapter, an unreadable ca_file, and for what tenants cannot have.
         """
         self.settings = fleet = fleet if fleet is not None else FleetSettings.model_validate({})
+        self.tenants = {} if tenants is None else dict(tenants)
+        owners = owners_of(settings, self.tenants)
         self.members: dict[str, Member] = {}
-        entries: dict[str, list[tuple[Member, str]]] = {}
+        entries: dict[str, dict[str, list[tuple[Member, str]]]] = {owner: {} for owner in ("", *owners.values())}
         for name, section in settings.items():
             member = self.members[name] = Member(_build(name, section), section, fleet, self._changed)
+            owner = member.owner = owners.get(name, "")
+            if not owner:
+                member.keep({tenant: one.slots for tenant, one in self.tenants.items() if one.slots and not one.lend})
             for public, own in section.model_names.items():
-                entries.setdefault(public, []).append((member, own))
+                entries[owner].setdefault(public, []).append((member, own))
         self.engines = [member.engine for member in self.members.values()]
-        self._routes = {model: Route(model, of_model, fleet.long_tokens, fleet.affinity_tokens) for model, of_model in entries.items()}
-        self._default = next(iter(self._routes.values()), None)
-        #: Told (model, slots) whenever the slots of a model change; see `slots`.
-        self.on_change: Callable[[str, int], None] | None = None
-        self._slots: dict[str, int] = {}
+        #: By tenant and model; what nobody owns under "".
+        self._own = {
+            owner: {model: Route(model, of_model, fleet.long_tokens, fleet.affinity_tokens, owner) for model, of_model in of_owner.items()}
+            for owner, of_owner in entries.items()
+        }
+        self._routes = self._own.pop("")
+        self._all = [route for routes in (self._routes, *self._own.values()) for route in routes.values()]
+        self._default = next((route.model for route in self._all), None)
+        #: Told (model, slots, tenant) whenever the slots of a model change; see `slots`.
+        self.on_change: Callable[[str, int, str], None] | None = None
+        self._slots: dict[tuple[str, str], int] = {}
         self._orders = orders
         self._orders_read: tuple[int, int] | None = None
         self._read_orders()
-        self._refresh(self._routes.values())
+        self._refresh(self._all)
 
     def find(self, model: str | None, ask: Ask | None = None) -> tuple[Member, str]:
         """The engine for a request, and the engine's own name for the model; None is the default model.
@@ -73,47 +92,59 @@ class Fleet:
         Raises NotFound, EngineNotAdmitted where all that serve it failed their checks, EngineRefused (429) where all asked to be left alone or have
         no room, EngineDown where all are drained.
         """
-        route = self._routes.get(model) if model is not None else self._default
-        if route is None:
-            raise self._unknown(model)
+        route = self._route(model, ask)
         return route.sole or route.choose(ask)
 
     def instances(self, model: str | None, ask: Ask | None = None) -> list[tuple[Member, str]]:
         """All engines that may be asked for a model, with their own names for it, the best first: an answer that broke off on one may go on on
         another. Raises as `find` does.
         """
-        route = self._routes.get(model) if model is not None else self._default
-        if route is None:
-            raise self._unknown(model)
-        return route.instances(ask)
+        return self._route(model, ask).instances(ask)
 
     def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Member, str] | None:
         """A new plan: one that was not tried yet and that may do better, where the last of `tried` failed by `cause`. What failed is remembered with
         that instance already, so those that are left come in the order of the choice. What is too long goes to a longer context alone.
         """
-        route = self._routes.get(model) if model is not None else self._default
-        if route is None or len(route.entries) == 1:
-            return None
         try:
+            route = self._route(model, ask)
+            if len(route.entries) == 1:
+                return None
             listed = route.instances(ask)
-        except EngineError:
+        except (EngineError, NotFound):
             return None
         left = [entry for entry in listed if entry[0] not in tried]
         if cause == "length" and isinstance(last := tried[-1], Member):
             left = [entry for entry in left if _is_longer(entry[0], last)]
         return left[0] if left else None
 
-    def models(self) -> list[str]:
-        """Public names of all models, default first."""
-        return list(self._routes)
+    def models(self, tenant: str | None = None) -> list[str]:
+        """Public names of all models, default first; with `tenant`, of those that it may ask."""
+        if tenant is not None:
+            return list(self._own.get(tenant, self._routes))
+        return list(dict.fromkeys(([self._default] if self._default else []) + [route.model for route in self._all]))
 
-    def slots(self, model: str) -> int:
-        """Requests that may run at once on the engines of a model that can be asked now; 0: no bound, or nobody serves it."""
-        route = self._routes.get(model)
+    @property
+    def default(self) -> str:
+        """The public name of the model that is meant where none is named; empty without engines."""
+        return self._default or ""
+
+    def lanes(self) -> Iterator[tuple[str, list[str]]]:
+        """Whose requests wait together, and for which models: "" are all that have no slots and no instances of their own. Models that the same
+        engines serve share their slots."""
+        for tenant in ("", *self.tenants):
+            together: dict[tuple[str, ...], list[str]] = {}
+            for model, route in self._own.get(tenant, self._routes).items():
+                together.setdefault(tuple(member.name for member, _ in route.entries), []).append(model)
+            yield from ((tenant, models) for models in together.values())
+
+    def slots(self, model: str, tenant: str = "") -> int:
+        """Requests that may run at once on the engines of a model that can be asked now; 0: no bound, or nobody serves it. `tenant`: one that has
+        slots or instances of its own; else those of all others."""
+        route = self._own.get(tenant, self._routes).get(model)
         if route is None:
             return 0
         self._refresh([route])
-        return self._slots[model]
+        return self._slots[model, tenant]
 
     def blame(self, engine: Engine) -> None:
         """Its caller gave a call of this engine up, because it took longer than the caller could wait."""
@@ -154,13 +185,27 @@ class Fleet:
 
     # --
 
-    def _unknown(self, model: str | None) -> NotFound:
-        if model is None:
+    def _route(self, model: str | None, ask: Ask | None) -> Route:
+        """The route of a request: on its tenant's own instances, or on those of nobody. Raises NotFound, EngineNotAdmitted."""
+        routes = self._routes if ask is None or not self._own else self._own.get(ask.caller.tenant, self._routes)
+        route = routes.get(self._default or "" if model is None else model)
+        if route is None:
+            raise self._unknown(model, routes)
+        return route
+
+    def _unknown(self, model: str | None, routes: Mapping[str, Route]) -> TidegateError:
+        if self._default is None:
             return NotFound("No engine is set up.", hint="Add a section [engines.NAME] to tidegate.toml.")
-        return NotFound(f"There is no model {model[:200]!r}.", hint=nearest(model[:200], self._routes), param="model")
+        model = self._default if model is None else model
+        if any(route.model == model for route in self._all):
+            return EngineNotAdmitted(
+                f"No engine that serves {model[:200]!r} is there for this tenant.",
+                hint=f"It may ask for {', '.join(map(repr, routes)) or 'no model'}. tenants.NAME.isolation says whose engines are whose.",
+            )
+        return NotFound(f"There is no model {model[:200]!r}.", hint=nearest(model[:200], routes), param="model")
 
     def _changed(self, member: Member) -> None:
-        self._refresh(route for route in self._routes.values() if any(entry[0] is member for entry in route.entries))
+        self._refresh(route for route in self._all if any(entry[0] is member for entry in route.entries))
 
     def _refresh(self, routes: Iterable[Route]) -> None:
         now_ns = time.perf_counter_ns()
@@ -169,18 +214,20 @@ class Fleet:
             self._tell(route)
 
     def _tell(self, route: Route) -> None:
-        slots = route.slots()
-        if self._slots.get(route.model) != slots:
-            self._slots[route.model] = slots
-            if self.on_change is not None:
-                self.on_change(route.model, slots)
+        model, owner = route.model, route.owner
+        keepers = {} if owner else {tenant: one.slots for tenant, one in self.tenants.items() if one.slots}
+        for tenant, slots in route.slots_of(keepers).items() if keepers else ((owner, route.slots()),):
+            if self._slots.get((model, tenant)) != slots:
+                self._slots[model, tenant] = slots
+                if self.on_change is not None:
+                    self.on_change(model, slots, tenant)
 
     async def _keep_time(self) -> None:
         """What changes with time alone (a Retry-After that is over, a breaker that may be probed, a slow start) is told also where nobody asks."""
         while True:
             await asyncio.sleep(TICK_S)
             now_ns = time.perf_counter_ns()
-            for route in self._routes.values():
+            for route in self._all:
                 if now_ns >= route.due_ns:
                     route.refresh(now_ns)
                 self._tell(route)  # a request that came first has refreshed it already
@@ -214,7 +261,7 @@ class Fleet:
             self._order(member, member.name in names)
 
     def _came_back(self, member: Member) -> None:
-        for route in self._routes.values():
+        for route in self._all:
             route.forget(member)
         member.came_back()
 
@@ -276,6 +323,58 @@ class Fleet:
             used = "it is used all the same (conformance = warn)" if member.admitted else "it is not used"
             log.warning("engine %r failed the check %s; %s", name, member.why, used)
         return True
+
+
+def owners_of(settings: Mapping[str, EngineSettings], tenants: Mapping[str, Isolation]) -> dict[str, str]:
+    """Engine -> the tenant that owns it. Raises SettingsError where tenants cannot all have what they are to have."""
+    owners: dict[str, str] = {}
+    for tenant, isolation in tenants.items():
+        for name in isolation.instances:
+            if name not in settings:
+                raise SettingsError(f"tenants.{tenant}.instances names {name!r}, but there is no such engine.", hint=nearest(name, settings))
+            if (other := owners.setdefault(name, tenant)) != tenant:
+                raise SettingsError(
+                    f"The engine {name!r} is owned by two tenants, {other!r} and {tenant!r}.",
+                    hint=f"Leave it in the instances of one of [tenants.{other}] and [tenants.{tenant}].",
+                )
+            if settings[name].role == "high_value":
+                raise SettingsError(
+                    f"The engine {name!r} is owned by the tenant {tenant!r}, so its role = \"high_value\" keeps it from nobody.",
+                    hint=f"Remove engines.{name}.role, or name it in no tenant's instances.",
+                )
+    shared = [one for name, one in settings.items() if name not in owners]
+    default = next((model for one in shared or settings.values() for model in one.model_names), None)
+    for tenant, isolation in tenants.items():
+        if isolation.instances and default is not None and not any(default in settings[name].model_names for name in isolation.instances):
+            raise SettingsError(
+                f"The instances of the tenant {tenant!r} ({', '.join(isolation.instances)}) do not serve {default!r}, the model that callers get "
+                "who name none.",
+                hint="Add that model to one of them, or put an engine whose model they serve first among [engines].",
+            )
+    _check_kept(settings, owners, {tenant: one for tenant, one in tenants.items() if one.slots})
+    return owners
+
+
+def _check_kept(settings: Mapping[str, EngineSettings], owners: Mapping[str, str], keepers: Mapping[str, Isolation]) -> None:
+    kept = sum(one.slots for one in keepers.values())
+    some = ", ".join(map(repr, keepers))
+    for name, section in settings.items():
+        if not keepers or name in owners:
+            continue
+        if not section.slots:
+            raise SettingsError(
+                f"The engine {name!r} has no number of slots, so none of them can be kept for {some}.", hint=f"Set engines.{name}.slots."
+            )
+        if kept > section.slots:
+            raise SettingsError(
+                f"{kept} slots of each engine are kept for {some}, but {name!r} has {section.slots}.",
+                hint=f"Keep fewer (tenants.NAME.slots), or raise engines.{name}.slots.",
+            )
+        if kept == section.slots:
+            raise SettingsError(
+                f"All {kept} slots of the engine {name!r} are kept for {some}: nobody else could ever use it.",
+                hint='Keep fewer, or give one tenant the whole engine: isolation = "instance".',
+            )
 
 
 def _is_longer(member: Member, than: Member) -> bool:

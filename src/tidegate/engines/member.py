@@ -48,9 +48,9 @@ class Member:
 
     __slots__ = (
         "_changed", "_too_big", "_too_big_until_ns", "back_ns", "breaker", "busy_until_ns", "checked_ns", "checked_unix_s", "counts",
-        "engine", "foreign", "from_requests", "held", "held_until_ns", "high_value_for", "last_cause", "last_failed_unix_s", "last_ns",
-        "longest", "mean_answer", "models", "most_tokens", "name", "ordered_out", "report", "requests", "section", "settings", "slots",
-        "slots_now", "slowness", "state", "suspect", "tokens", "up", "wake", "watch",
+        "engine", "foreign", "from_requests", "held", "held_until_ns", "high_value_for", "kept", "last_cause", "last_failed_unix_s", "last_ns",
+        "longest", "mean_answer", "models", "most_tokens", "name", "ordered_out", "owner", "report", "requests", "section", "settings",
+        "slots", "slots_now", "slowness", "state", "suspect", "tokens", "up", "used", "wake", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +87,9 @@ class Member:
         self.slowness = 1.0 / section.weight
         self.from_requests = section.from_requests
         self.high_value_for = frozenset(section.high_value_for)
+        self.owner = ""  # the tenant that owns it
+        self.kept: dict[str, int] = {}  # slots that are kept for a tenant, whatever the others want
+        self.used: dict[str, int] = {}  # and how many of them it uses
         # what it remembers
         self.mean_answer = FIRST_ANSWER
         self.back_ns = 0  # while it takes less than its share: since when it is back
@@ -101,7 +104,7 @@ class Member:
 
     async def start(self, call: EngineCall, flight: Flight) -> EngineStream:
         """See `core.ports.Engine.start`."""
-        run = Run(self, call)
+        run = Run(self, call, flight.tenant)
         try:
             run.stream = await self.engine.start(call, flight)
         except BaseException as error:
@@ -111,7 +114,7 @@ class Member:
 
     async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
         """See `core.ports.Engine.whole`."""
-        run = Run(self, call)
+        run = Run(self, call, flight.tenant)
         try:
             answer = await self.engine.whole(call, flight)
         except BaseException as error:
@@ -122,7 +125,7 @@ class Member:
 
     async def continue_from(self, call: EngineCall, said: Said, flight: Flight, *, forbid: str = "") -> EngineStream:
         """See `core.ports.Engine.continue_from`."""
-        run = Run(self, call)
+        run = Run(self, call, flight.tenant)
         try:
             run.stream = await self.engine.continue_from(call, said, flight, forbid=forbid)
         except BaseException as error:
@@ -163,6 +166,20 @@ class Member:
     def has_room(self, tokens: int) -> bool:
         """Whether its memory holds so many tokens more. One that is idle takes whatever comes: else a big request would never run."""
         return self.tokens + tokens <= self.most_tokens or not self.requests
+
+    def keep(self, kept: dict[str, int]) -> None:
+        """Keep so many slots for each of these tenants: their requests have no others, and no other request has theirs."""
+        self.kept = kept
+        self.used = dict.fromkeys(kept, 0)
+
+    def has_slot(self, tenant: str) -> bool:
+        """Whether a slot is free for a request of this tenant."""
+        kept = self.kept
+        if not kept:
+            return self.requests < self.slots_now
+        if tenant in kept:
+            return self.used[tenant] < min(kept[tenant], self.slots_now)
+        return self.requests - sum(self.used.values()) < self.slots_now - sum(kept.values())
 
     def serves(self, capability: str, tenant: str) -> bool:
         """Whether a request of theirs is one that it is kept for."""
@@ -268,6 +285,10 @@ class Member:
             fleet["tokens_in_flight"] = self.tokens
         if self.section.role != "any":
             fleet["role"] = self.section.role
+        if self.owner:
+            fleet["owned"] = True
+        if self.kept:
+            fleet["slots_kept"] = sum(self.kept.values())
         if self.drained:
             fleet["drained"] = True
         if self.held_until_ns > now_ns:
@@ -285,13 +306,16 @@ class Member:
 class Run:
     """One call at work, and an `EngineStream` once it streams. It ends once, whatever happens."""
 
-    __slots__ = ("_era", "_member", "_open", "stream", "tokens")
+    __slots__ = ("_era", "_member", "_open", "_own", "stream", "tokens")
 
     stream: EngineStream
 
-    def __init__(self, member: Member, call: EngineCall) -> None:
+    def __init__(self, member: Member, call: EngineCall, tenant: str = "") -> None:
         self._member = member
         self._open = True
+        self._own = tenant if tenant in member.kept else ""
+        if self._own:
+            member.used[tenant] += 1
         now_ns = time.perf_counter_ns()
         member.last_ns = now_ns
         member.requests += 1
@@ -326,6 +350,8 @@ class Run:
         member = self._member
         member.requests -= 1
         member.tokens -= self.tokens
+        if self._own:
+            member.used[self._own] -= 1
         now_ns = time.perf_counter_ns()
         if error is None or (isinstance(error, Exception) and not isinstance(error, TidegateError)):
             # The second is of whoever took the answer: it was stopped at a term or a mark, which speaks for the engine.

@@ -13,7 +13,7 @@ through its tier once.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidegate.core.ask import Ask
@@ -38,8 +38,10 @@ AGAIN_S = 60.0
 class Route:
     """The instances of one public model name, in the order of the settings."""
 
-    def __init__(self, model: str, entries: Sequence[Entry], long_tokens: int, affinity_tokens: int) -> None:
+    def __init__(self, model: str, entries: Sequence[Entry], long_tokens: int, affinity_tokens: int, owner: str = "") -> None:
+        """`owner`: the tenant whose own instances these are."""
         self.model = model
+        self.owner = owner
         self.entries = list(entries)
         self._long_tokens = long_tokens
         self._affinity_tokens = affinity_tokens
@@ -48,7 +50,7 @@ class Route:
         alone = len(entries) == 1
         member = entries[0][0]
         #: Whether there is nothing to choose: one instance, whatever its state.
-        self._alone = alone and not member.high_value_for and member.most_tokens == UNBOUNDED
+        self._alone = alone and not member.high_value_for and member.most_tokens == UNBOUNDED and not member.kept
         #: The instance where there is nothing to choose just now.
         self.sole: Entry | None = None
         #: When the tiers have to be made anew, if nothing makes it earlier.
@@ -104,10 +106,19 @@ class Route:
         """Requests that may run at once, as of the last `refresh`; 0: no bound. Instances that only help out are not counted while others are
         there.
         """
+        counted = self._counted()
+        return 0 if any(member.slots_now == UNBOUNDED for member in counted) else sum(member.slots_now for member in counted)
+
+    def slots_of(self, keepers: Mapping[str, int]) -> dict[str, int]:
+        """The same by tenant, where `keepers` have so many slots of each instance; those of all others under ""."""
+        counted = self._counted()
+        each = {tenant: sum(min(kept, member.slots_now) for member in counted) for tenant, kept in keepers.items()}
+        return {"": max(1, self.slots() - sum(each.values())), **each} if counted else {"": 0, **each}
+
+    def _counted(self) -> list[Member]:
         tiers = self._short or self._weak
         counted = [entry[0] for tier in tiers for entry in tier if entry[0].section.role != "fallback"]
-        counted = counted or [entry[0] for tier in tiers for entry in tier] or [entry[0] for entry in self._reserved + self._reserved_weak]
-        return 0 if any(member.slots_now == UNBOUNDED for member in counted) else sum(member.slots_now for member in counted)
+        return counted or [entry[0] for tier in tiers for entry in tier] or [entry[0] for entry in self._reserved + self._reserved_weak]
 
     def forget(self, member: Member) -> None:
         """It came back: its KV cache is empty."""
@@ -125,20 +136,21 @@ class Route:
         if self.sole is not None:
             return self.sole
         tokens, keys, known = self._need(ask)
+        tenant = ask.caller.tenant if ask is not None else ""
         tiers, weak = self._tiers(ask, tokens)
         for entry in self._probes:
             member = entry[0]
-            if member.breaker.probing and member.has_room(tokens) and tokens <= member.longest:
+            if member.breaker.probing and member.has_room(tokens) and tokens <= member.longest and (not member.kept or member.has_slot(tenant)):
                 return entry
         for tier in tiers:
-            found = self._least(tier, tokens)
+            found = self._least(tier, tokens, tenant)
             if found is not None:
-                return self._at_home(tier, found, keys, tokens, self._affinity_tokens + known) if keys else found
+                return self._at_home(tier, found, keys, tokens, self._affinity_tokens + known, tenant) if keys else found
         # Nobody has a slot: a gate before us has let it pass all the same, so the least busy one has it. Nobody has a healthy breaker: the least ill.
         # What was too big lately may fit now, and the engine says best that it does not.
         for all_sizes in (False, True):
             for tier in (*tiers, *weak):
-                found = self._least(tier, tokens, all_slots=True, all_sizes=all_sizes)
+                found = self._least(tier, tokens, tenant, all_slots=True, all_sizes=all_sizes)
                 if found is not None:
                     return found
         raise self._refusal(now_ns, (*tiers, *weak))
@@ -151,7 +163,8 @@ class Route:
         tokens, _, _ = self._need(ask)
         tiers, weak = self._tiers(ask, tokens)
         listed = [entry for tier in (*tiers, *weak) for entry in sorted(tier, key=_busyness)]
-        listed = [entry for entry in listed if entry[0].has_room(tokens)]
+        tenant = ask.caller.tenant if ask is not None else ""
+        listed = [entry for entry in listed if entry[0].has_room(tokens) and (not entry[0].kept or entry[0].has_slot(tenant))]
         if not listed:
             raise self._refusal(now_ns, (*tiers, *weak))
         fitting = [entry for entry in listed if tokens <= entry[0].longest]
@@ -159,8 +172,9 @@ class Route:
 
     # --
 
-    def _least(self, tier: Tier, tokens: int, *, all_slots: bool = False, all_sizes: bool = False) -> Entry | None:
-        """The one with the least tokens in flight for its weight; of equals the one that was asked longest ago."""
+    def _least(self, tier: Tier, tokens: int, tenant: str, *, all_slots: bool = False, all_sizes: bool = False) -> Entry | None:
+        """The one with the least tokens in flight for its weight; of equals the one that was asked longest ago. Slots that are kept for somebody are
+        nobody else's in any case."""
         best: Entry | None = None
         least = 0.0
         last_ns = 0
@@ -169,7 +183,10 @@ class Route:
             score = (member.tokens + member.foreign + tokens) * member.slowness
             if best is not None and (score > least or (score == least and member.last_ns >= last_ns)):
                 continue
-            if member.requests >= member.slots_now and not all_slots:
+            if member.kept:
+                if not member.has_slot(tenant):
+                    continue
+            elif member.requests >= member.slots_now and not all_slots:
                 continue
             if member.tokens + tokens > member.most_tokens and member.requests:
                 continue
@@ -180,7 +197,7 @@ class Route:
             best, least, last_ns = entry, score, member.last_ns
         return best
 
-    def _at_home(self, tier: Tier, least: Entry, keys: tuple[int, ...], tokens: int, bound: int) -> Entry:
+    def _at_home(self, tier: Tier, least: Entry, keys: tuple[int, ...], tokens: int, bound: int, tenant: str) -> Entry:
         """Where the request's prefix went before, unless that is the busier by `bound` tokens; else the least busy, which is its home from now on."""
         homes = self._homes
         chosen = least
@@ -193,7 +210,7 @@ class Route:
             member, other = home[0], least[0]
             if (
                 member.load * member.slowness - other.load * other.slowness <= bound * member.slowness
-                and member.requests < member.slots_now and member.has_room(tokens) and home in tier and tokens <= member.longest
+                and member.has_slot(tenant) and member.has_room(tokens) and home in tier and tokens <= member.longest
             ):  # fmt: skip
                 chosen = home
                 break
@@ -249,7 +266,8 @@ class Route:
         members = [entry[0] for entry in self.entries if not entry[0].high_value_for] or [entry[0] for entry in self.entries]
         if any(tiers):
             return EngineRefused(
-                f"No engine that serves {self.model!r} has room for this request: max_tokens_in_flight is reached.", engine_status=429,
+                f"No engine that serves {self.model!r} has room for this request: max_tokens_in_flight is reached, or all slots that are not kept "
+                "for others are taken.", engine_status=429,
                 engine_code="engine_full", hint="Come back after Retry-After, or ask for less.", retry_after_s=FULL_RETRY_S,
             )
         held = [member for member in members if member.held_until_ns > now_ns and member.admitted and not member.drained]

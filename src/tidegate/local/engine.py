@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tidegate.local.folder import DataFolder
 from tidegate.local.logfile import LogFile
 from tidegate.local.probe import http_answers
 from tidegate.local.settings import LocalSettings
+from tidegate.local.slices import CUDA, Slice
 
 NAME = "engine"
 #: The second engine, and its model's name.
@@ -41,9 +43,14 @@ class EngineAddress:
 class LocalEngine:
     """One engine child. Its port is held from here, so it is the same after every restart and nobody else can take it."""
 
-    def __init__(self, folder: DataFolder, settings: LocalSettings, *, small: bool = False) -> None:
-        """`small`: the second engine. Raises LocalPartError where the engine or its model is not installed."""
-        self.name = SMALL_NAME if small else NAME
+    def __init__(
+        self, folder: DataFolder, settings: LocalSettings, *, small: bool = False, own: Slice | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
+        """`small`: the second engine; `own`: a tenant's, on its slice of the machine; `env`: what is changed in our environment for it.
+
+        Raises LocalPartError where the engine or its model is not installed.
+        """
+        self.name = f"{NAME}-{own.name}" if own is not None else SMALL_NAME if small else NAME
         model = find_model((settings.small_model if small else "") or settings.model)
         if importlib.util.find_spec("xllamacpp") is None:
             raise LocalPartError(
@@ -56,21 +63,28 @@ class LocalEngine:
             model=SMALL_MODEL if small else settings.model_alias or _alias(model), slots=_SMALL_SLOTS if small else settings.engine_slots,
             context=settings.engine_context_per_slot,
         )
-        self.child = Child(self._spec(folder, settings, model))
+        self.child = Child(self._spec(folder, settings, model, own, {**os.environ, **(env or {})}))
 
     def release(self) -> None:
         """Give the port back, once the child is gone."""
         self._held.close()
 
-    def _spec(self, folder: DataFolder, settings: LocalSettings, model: Path) -> ChildSpec:
+    def _spec(self, folder: DataFolder, settings: LocalSettings, model: Path, own: Slice | None, env: dict[str, str]) -> ChildSpec:
         threads = settings.engine_threads or max(1, usable_cores() - 1)
+        if own is not None and own.cores:
+            threads = len(own.cores)
         argv = [
             sys.executable, "-P", "-m", "tidegate.local.engine_child", "--model", str(model), "--alias", self.address.model,
             "--slots", str(self.address.slots), "--context-per-slot", str(self.address.context), "--threads", str(threads),
             "--port", str(self._held.getsockname()[1]),
         ]
+        if own is not None and own.cores:
+            argv += ["--cores", ",".join(map(str, own.cores))]
+        if own is not None and own.gpu:
+            argv.append("--gpu")
+            env[CUDA] = own.gpu
         return ChildSpec(
-            name=self.name, argv=argv, env={**os.environ, KEY_VARIABLE: self.address.key}, pid_file=folder.run / f"{self.name}.pid",
+            name=self.name, argv=argv, env={**env, KEY_VARIABLE: self.address.key}, pid_file=folder.run / f"{self.name}.pid",
             log=LogFile(folder.log / f"{self.name}.log", settings.log_max_mb * 1_000_000), ready=self._answers, ready_within_s=300.0,
             hint=f"Is {model} a GGUF model that llama.cpp knows, and is there memory for it? Set local.model to another one.",
         )

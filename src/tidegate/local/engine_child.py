@@ -25,6 +25,8 @@ KEY_VARIABLE = "TIDEGATE_ENGINE_KEY"
 _BATCH_TOKENS = 256
 #: Prompts kept for reuse, in MiB; llama.cpp's own default is 8 GiB.
 _PROMPT_CACHE_MIB = 256
+#: Of ggml_backend_dev_type; and more layers than any model has.
+_CPU, _ALL_LAYERS = 0, 999
 
 
 def _params(model: Path, alias: str, slots: int, context_per_slot: int, threads: int, port: int, key: str) -> Any:
@@ -54,11 +56,15 @@ def _params(model: Path, alias: str, slots: int, context_per_slot: int, threads:
 @click.option("--context-per-slot", type=click.IntRange(256), default=2048, help="Tokens of context for each.")
 @click.option("--threads", type=click.IntRange(1), default=1, help="Threads that compute.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1; 0: any free one.")
+@click.option("--cores", default="", help="Numbers of the cores that it may use, with commas; empty: any.")
+@click.option("--gpu", is_flag=True, help="Put the model on the GPU of CUDA_VISIBLE_DEVICES, and do not start without one.")
 @click.option("--parent", type=int, default=0, help="Die with the parent, which has this pid; 0: do not.")
-def main(model: Path, alias: str, slots: int, context_per_slot: int, threads: int, port: int, parent: int) -> None:
+def main(model: Path, alias: str, slots: int, context_per_slot: int, threads: int, port: int, cores: str, gpu: bool, parent: int) -> None:
     """Serve one model until SIGTERM."""
     if parent:
         die_with(parent, signal.SIGKILL)
+    if cores:  # before there is a second thread: those that come have what the first has
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     key = os.environ.pop(KEY_VARIABLE, "")
     if not key:
         raise click.UsageError(f"The environment variable {KEY_VARIABLE} must hold the API key that callers will need.")
@@ -68,8 +74,13 @@ def main(model: Path, alias: str, slots: int, context_per_slot: int, threads: in
     os.environ["OMP_WAIT_POLICY"] = "passive"
     import xllamacpp
 
+    if gpu and not any(device["type"] != _CPU for device in xllamacpp.get_device_info()):
+        sys.exit(f"There is no GPU that this engine could use: CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}.")
+    params = _params(model, alias, slots, context_per_slot, threads, port, key)
+    if gpu:
+        params.n_gpu_layers = _ALL_LAYERS
     try:
-        server = xllamacpp.Server(_params(model, alias, slots, context_per_slot, threads, port, key))
+        server = xllamacpp.Server(params)
     except RuntimeError as error:
         sys.exit(f"The engine does not start: {error}")  # it said why on standard error
     with ready_line:

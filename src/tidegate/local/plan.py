@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tidegate.local.engine import EngineAddress
 from tidegate.local.settings import LocalSettings
+from tidegate.local.slices import Slice
 from tidegate.retrieval.settings import EmbedderSettings
 
 #: Says in a few words what a long step is at; shown beside its spinner.
@@ -24,6 +25,8 @@ class Running:
     engine: EngineAddress | None
     embedder: Path | None
     small: EngineAddress | None = None
+    #: By the engine's name, those that run for one tenant alone.
+    own: Mapping[str, EngineAddress] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class UpPlan:
     settings: LocalSettings
     gateway: Callable[[Running, int], Command]
     embedder: EmbedderSettings = field(default_factory=EmbedderSettings)
+    #: Engines of tenants, on parts of this machine that nothing else uses.
+    slices: Sequence[Slice] = ()
     host: str = "127.0.0.1"
     port: int = 8080
     port_by_hand: bool = False

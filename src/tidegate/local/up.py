@@ -30,6 +30,7 @@ from tidegate.local.plan import Note, Running, UpPlan
 from tidegate.local.postgres import Postgres
 from tidegate.local.probe import http_answers
 from tidegate.local.process import stop_leftovers
+from tidegate.local.slices import cores_left, environment_left, on, take
 
 NAME = "gateway"
 _TRIM_LOGS_EVERY_S = 5.0
@@ -53,6 +54,8 @@ class _Supervisor:
         self._postgres: Postgres | None = None
         self._engine: LocalEngine | None = None
         self._small: LocalEngine | None = None
+        self._own: dict[str, LocalEngine] = {}
+        self._usable = frozenset(os.sched_getaffinity(0))
         self._embedder: LocalEmbedder | None = None
         self._gateway: Child | None = None
         self._listener: socket.socket | None = None
@@ -94,13 +97,17 @@ class _Supervisor:
         with self._board.shown(), explained(self._folder.path):
             await stop_leftovers(self._folder.run)
             self._listener = listen(plan.host, plan.port, by_hand=plan.port_by_hand)
+            if plan.slices:  # before anything starts: children run where their parent does
+                take(cores_left(plan.slices, self._usable))
+            env = environment_left(plan.slices, os.environ)
             # What is not installed is said before anything starts.
-            self._engine = LocalEngine(self._folder, plan.settings) if plan.settings.engine else None
-            self._small = LocalEngine(self._folder, plan.settings, small=True) if plan.settings.small_engine else None
+            self._engine = LocalEngine(self._folder, plan.settings, env=env) if plan.settings.engine else None
+            self._small = LocalEngine(self._folder, plan.settings, small=True, env=env) if plan.settings.small_engine else None
+            self._own = {own.name: LocalEngine(self._folder, plan.settings, own=own) for own in plan.slices}
             self._embedder = LocalEmbedder(self._folder, plan.settings, plan.embedder) if plan.settings.embedder else None
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self._start_database())
-                for part in (self._engine, self._small, self._embedder):
+                for part in (self._engine, self._small, *self._own.values(), self._embedder):
                     if part is not None:
                         parts.create_task(self._start_child(part.child))
             async with asyncio.TaskGroup() as parts:
@@ -131,7 +138,7 @@ class _Supervisor:
         return Running(
             data=self._folder.path, dsn=self._postgres.dsn if self._postgres else None,
             engine=self._engine.address if self._engine else None, embedder=self._embedder.socket if self._embedder else None,
-            small=self._small.address if self._small else None,
+            small=self._small.address if self._small else None, own={name: engine.address for name, engine in self._own.items()},
         )
 
     def _gateway_spec(self, listener: socket.socket) -> ChildSpec:
@@ -159,6 +166,7 @@ class _Supervisor:
         rows = [("page", self._plan.page(url, running)), ("API", f"{url}/v1")]
         engines = [address for address in (running.engine, running.small) if address]
         rows += [("engine", f"{one.url}  {one.model}, {one.slots} slots of {one.context} tokens") for one in engines]
+        rows += [("engine", f"{running.own[own.name].url}  for the tenant {own.tenant} alone, on {on(own)}") for own in self._plan.slices]
         if running.embedder:
             rows.append(("embedder", str(running.embedder)))
         if running.dsn:
@@ -183,7 +191,7 @@ class _Supervisor:
 
     def _children(self) -> list[Child]:
         """In the order in which they are stopped: nobody loses what it stands on."""
-        holders = (self._engine, self._small, self._embedder, self._postgres)
+        holders = (self._engine, self._small, *self._own.values(), self._embedder, self._postgres)
         children = [self._gateway, *(holder.child for holder in holders if holder is not None)]
         return [child for child in children if child is not None]
 
@@ -201,9 +209,11 @@ class _Supervisor:
                 self._board.say(f"{child.spec.name} (pid {child.pid}) does not stop.")
         if self._postgres is not None:
             await self._postgres.stop()
-        for engine in (self._engine, self._small):
+        for engine in (self._engine, self._small, *self._own.values()):
             if engine is not None:
                 engine.release()
+        if self._plan.slices:
+            take(self._usable)
         self._folder.close()
         if self._signalled and gone:
             self._board.say("Everything is stopped.")

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidegate.core.ask import EngineCall
+from tidegate.core.ask import Ask, EngineCall
 from tidegate.core.errors import EngineEmpty
-from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine, EngineAnswer, TokenCounter
 from tidegate.pipeline.cut_text import shards
 from tidegate.pipeline.parts import Engines
@@ -44,9 +43,9 @@ class Summariser:
         self._counter = counter
         self._model = model
 
-    async def of(self, text: str, tokens: int) -> Summary:
-        """A summary of at most so many tokens. Cancelling it cancels the engine's work. Raises as engines do."""
-        engine, own = self._engines.find(None if self._model == _DEFAULT else self._model)
+    async def of(self, text: str, tokens: int, ask: Ask) -> Summary:
+        """A summary of at most so many tokens, for this request. Cancelling it cancels the engine's work. Raises as engines do."""
+        engine, own = self._engines.find(None if self._model == _DEFAULT else self._model, ask.beside("/aside"))
 
         async def count(texts: Sequence[str]) -> list[int]:
             return (await self._counter.texts(engine, texts))[0]
@@ -55,7 +54,7 @@ class Summariser:
         size = max(64, (context or 2 * _PART_TOKENS) - _AROUND - min(tokens, (context or _PART_TOKENS) // 4))
         parts = await shards(text, size, count)
         each = max(16, tokens // max(1, len(parts)))
-        answers = await ask_all(engine, [_call(own, part, each) for part in parts], _PARALLEL)
+        answers = await ask_all(engine, [_call(own, part, each) for part in parts], ask)
         said = "\n".join(text for answer in answers if (text := answer.text.strip()))
         if not said:
             raise EngineEmpty(f"The model {self._model!r} gave no summary.")
@@ -69,13 +68,13 @@ def _call(model: str, text: str, tokens: int) -> EngineCall:
     return EngineCall("chat", model, {"messages": messages, "max_tokens": tokens, "temperature": 0})
 
 
-async def ask_all(engine: Engine, calls: Sequence[EngineCall], parallel: int) -> list[EngineAnswer]:
-    """The whole answers to calls, in their order, so many at the same time. The first error ends all; so does a cancel."""
-    room = asyncio.Semaphore(parallel)
+async def ask_all(engine: Engine, calls: Sequence[EngineCall], ask: Ask) -> list[EngineAnswer]:
+    """The whole answers to calls beside a request, in their order, some at the same time. The first error ends all; so does a cancel."""
+    room = asyncio.Semaphore(_PARALLEL)
 
     async def one(call: EngineCall) -> EngineAnswer:
         async with room:
-            return await engine.whole(call, Flight("/aside"))  # a flight of its own: laps of several at once have no order
+            return await engine.whole(call, ask.beside("/aside").flight)
 
     tasks: list[asyncio.Task[EngineAnswer]] = []
     try:

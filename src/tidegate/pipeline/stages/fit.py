@@ -49,7 +49,7 @@ class FitStage:
             ask.flight.lap("fit")
 
     async def _fit(self, ask: Ask, call: EngineCall) -> None:
-        engine, own = self._engines.find(None if call.model == _DEFAULT else call.model)
+        engine, own = self._engines.find(None if call.model == _DEFAULT else call.model, ask.beside("/fit"))
         asked = EngineCall(call.kind, own, call.body)
         limit = self._settings.max_prompt_tokens or await self._room(engine, asked)
         if not limit or _most_tokens(call) <= limit:
@@ -203,7 +203,7 @@ class _Fitting:
         return None
 
     async def _summariser_says(self, text: str, tokens: int, facts: dict[str, Any]) -> str:
-        summary = await self._summariser.of(text, tokens)
+        summary = await self._summariser.of(text, tokens, self._ask)
         self._ask.spend_aside(Usage(summary.prompt_tokens, summary.completion_tokens))
         facts |= {"summary_model": summary.model, "summary_prompt_tokens": summary.prompt_tokens, "summary_tokens": summary.completion_tokens}
         return summary.text

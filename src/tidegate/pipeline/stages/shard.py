@@ -13,8 +13,7 @@ from tidegate.admission.gate import Gate, Place
 from tidegate.core.ask import Ask, EngineCall, Passage
 from tidegate.core.chunk import Usage
 from tidegate.core.errors import Busy, ContextTooLong, DeadlineExceeded, SettingsError, TidegateError
-from tidegate.core.flight import Flight
-from tidegate.core.ports import Engine, How, Stage, TokenCounter
+from tidegate.core.ports import How, Stage, TokenCounter
 from tidegate.pipeline.capability import Capability
 from tidegate.pipeline.cut_text import shards
 from tidegate.pipeline.parts import Engines, Parts
@@ -54,6 +53,7 @@ class ShardStage:
         self._counter = counter
         self._settings = settings
         self._model = model
+        self._public = None if model == "default" else model
         self._gate = gate
 
     async def __call__(self, ask: Ask) -> None:
@@ -66,7 +66,7 @@ class ShardStage:
         settings = self._settings
         text = str(ask.input.get(settings.field) or "")
         question = str(ask.input.get(settings.question) or "") if settings.question else ""
-        engine, own = self._engines.find(None if self._model == "default" else self._model)
+        engine, own = self._engines.find(self._public, ask.beside("/shard"))
         how: list[How] = ["engine"]
 
         async def count(texts: Sequence[str]) -> list[int]:
@@ -84,7 +84,7 @@ class ShardStage:
                 f"`{settings.field}` has {len(texts)} parts of {size} tokens, more than {settings.most}.", hint="Send less.", param=settings.field
             )
         parts = [_Part(one, tokens) for one, tokens in zip(texts, await count(texts) if texts else [], strict=True)]
-        reading = _Reading(self, ask, engine, own, question, parts)
+        reading = _Reading(self, ask, question, parts)
         if len(parts) == 1:
             parts[0].found = parts[0].text  # it fits: the prompt has the document itself
         elif parts:
@@ -120,15 +120,15 @@ class ShardStage:
 
 
 class _Reading:
-    """The parts of one document on their way through an engine."""
+    """The parts of one document on their way through engines."""
 
-    def __init__(self, stage: ShardStage, ask: Ask, engine: Engine, model: str, question: str, parts: list[_Part]) -> None:
+    def __init__(self, stage: ShardStage, ask: Ask, question: str, parts: list[_Part]) -> None:
         self._settings = stage._settings
         self._gate = stage._gate
         self._lane = stage._model
         self._ask = ask
-        self._engine = engine
-        self._model = model
+        self._engines = stage._engines
+        self._public = stage._public
         self._question = question
         self._parts = parts
         self._waiting = deque(parts)
@@ -210,8 +210,9 @@ class _Reading:
             "max_tokens": settings.answer_tokens, "temperature": 0,
         }  # fmt: skip
         try:
-            # A flight of its own: laps of several calls at once have no order.
-            answer = await self._engine.whole(EngineCall("chat", self._model, body), Flight("/shard"))
+            aside = self._ask.beside("/shard", EngineCall("chat", self._lane, body))
+            engine, own = self._engines.find(self._public, aside)
+            answer = await engine.whole(EngineCall("chat", own, body), aside.flight)
         except TidegateError as error:
             self._error = error
             return
