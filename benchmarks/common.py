@@ -36,7 +36,7 @@ def rss_mb(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def database() -> Iterator[tuple[Path, str, str]]:
+def database(shared_buffers_mb: int = 128) -> Iterator[tuple[Path, str, str]]:
     """A fresh embedded PostgreSQL with the schema and one data key: (folder, dsn, key)."""
     from tidegate.api.control import NewKey, make_key
     from tidegate.local.folder import DataFolder
@@ -50,7 +50,7 @@ def database() -> Iterator[tuple[Path, str, str]]:
         Path(home).chmod(0o711)
         folder = DataFolder(Path(home) / "db")
         folder.open(min_free_mb=0)
-        server = Server(folder, LocalSettings(data=str(folder.path)))
+        server = Server(folder, LocalSettings(data=str(folder.path), postgres_shared_buffers_mb=shared_buffers_mb))
         loop = asyncio.new_event_loop()
         try:
             loop.run_until_complete(server.start())

@@ -1,0 +1,319 @@
+"""How fast and how completely passages are found: filtered and not, alone and by 16 clients, in PostgreSQL as the product uses it.
+
+    .venv/bin/python benchmarks/search.py --data ../shared/data [--rows 200000] [--base FILE]
+
+The vectors are real: short texts of the folder `--data` in two languages, embedded by the model that is shipped (kept in `--base`, a NumPy file, since
+that takes minutes), and made more by moving each a part of the way between two of its neighbours, so that they lie as real ones do. Each row belongs
+to one of 50 departments (a facet, with an index of its own), to one of 400 products (no facet; the share of the n-th falls as 1/n), to a day of a
+thousand, and has a confidence. The truth is computed from the vectors as they were loaded.
+
+Beside it, on the same rows, where they are installed: ids from SQL and then a search in a vector library that filters on ids (faiss-cpu, HNSW), and
+Qdrant's local mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+from common import ROOT, database, record
+from pgvector import HalfVector
+from pgvector.psycopg import register_vector
+
+from tidegate.core.search import Filter
+from tidegate.retrieval.embedder import LocalEmbedder
+from tidegate.stores.settings import StoreSettings
+from tidegate.stores.systems.postgres import Postgres
+
+Vectors = npt.NDArray[np.float32]
+COLLECTION = "bench"
+DAY_S = 86_400
+FIRST_DAY = 19_700
+DEPARTMENTS, PRODUCTS, DAYS = 50, 400, 1000
+K = 5
+QUERIES = 200
+
+
+def texts(data: Path) -> list[str]:
+    """Sentences and lines of 15 to 400 characters, each once."""
+    found: list[str] = []
+    for language in ("en", "zh"):
+        for article in json.loads((data / "retrieval" / f"xquad.{language}.json").read_text("utf-8"))["data"]:
+            for paragraph in article["paragraphs"]:
+                found += re.split(r"(?<=[.。!?！？])\s*", paragraph["context"])
+                found += [one["question"] for one in paragraph["qas"]]
+    for file in sorted([*data.glob("retrieval/tau2_banking/**/*"), *data.glob("retrieval/laws_zh/**/*"), *data.glob("service/**/*.csv")]):
+        if file.is_file():
+            found += [re.sub(r'[\t,"{}\[\]]+', " ", line) for line in file.read_text("utf-8", errors="ignore").splitlines()]
+    return list(dict.fromkeys(text for text in (one.strip() for one in found) if 15 <= len(text) <= 400))
+
+
+def base_vectors(data: Path, cache: Path | None) -> Vectors:
+    if cache and cache.exists():
+        return np.asarray(np.load(cache), np.float32)
+    words = texts(data)
+    print(f"embedding {len(words):,} texts ...", flush=True)
+    embedder = LocalEmbedder(Path.home() / ".cache" / "tidegate" / "bench", batch_tokens=2048)
+    made = asyncio.run(_embed(embedder, words))
+    if cache:
+        np.save(cache, made)
+    return made
+
+
+async def _embed(embedder: LocalEmbedder, words: list[str]) -> Vectors:
+    return np.concatenate([await embedder.embed(words[start : start + 512], "passage") for start in range(0, len(words), 512)])
+
+
+def more(base: Vectors, count: int, rng: np.random.Generator) -> Vectors:
+    """The base, and beyond it each row moved part of the way from one of its neighbours to another."""
+    made = [base[:count]]
+    missing = count - len(base)
+    while missing > 0:
+        size = min(missing, 20_000)
+        chosen = rng.integers(0, len(base), size)
+        sample = base[rng.integers(0, len(base), 4000)]
+        nearest = np.argsort(-(base[chosen] @ sample.T), axis=1)[:, :8]
+        one, other = (sample[nearest[np.arange(size), rng.integers(0, 8, size)]] for _ in range(2))
+        moved = base[chosen] + rng.uniform(0.2, 0.6, (size, 1)).astype(np.float32) * (one - other)
+        moved += rng.standard_normal(moved.shape).astype(np.float32) * 0.004
+        made.append(moved / np.linalg.norm(moved, axis=1, keepdims=True))
+        missing -= size
+    return np.concatenate(made)
+
+
+class Rows:
+    """What is stored, as arrays."""
+
+    def __init__(self, base: Vectors, count: int) -> None:
+        rng = np.random.default_rng(7)
+        self.vectors = more(base, count, rng).astype(np.float16).astype(np.float32)
+        shares = 1 / np.arange(1, PRODUCTS + 1)
+        self.department = rng.integers(0, DEPARTMENTS, count)
+        self.product = rng.choice(PRODUCTS, count, p=shares / shares.sum())
+        self.day = rng.integers(0, DAYS, count)
+        self.confidence = rng.random(count).astype(np.float32)
+        own = rng.integers(0, count, QUERIES)
+        noisy = self.vectors[own] + 0.3 * (base[rng.integers(0, len(base), QUERIES)] - base[rng.integers(0, len(base), QUERIES)])
+        self.queries = (noisy / np.linalg.norm(noisy, axis=1, keepdims=True)).astype(np.float32)
+
+    def fitting(self, wanted: Filter) -> npt.NDArray[np.intp]:
+        """The rows that a filter lets pass."""
+        mask = self.confidence >= np.float32(wanted.min_confidence)
+        if "department" in wanted.tags:
+            mask &= self.department == int(wanted.tags["department"])
+        if "product" in wanted.tags:
+            mask &= self.product == int(wanted.tags["product"])
+        if wanted.since_unix_s is not None:
+            mask &= self.day >= wanted.since_unix_s / DAY_S - FIRST_DAY
+        return np.flatnonzero(mask)
+
+    def nearest(self, query: Vectors, wanted: Filter) -> set[int]:
+        rows = self.fitting(wanted)
+        scores = self.vectors[rows] @ query
+        return set(rows[np.argsort(-scores)[:K]].tolist())
+
+
+def load(dsn: str, rows: Rows) -> None:
+    """Twenty passages a document, by COPY: how they are ingested is measured elsewhere."""
+    count = len(rows.vectors)
+    with psycopg.connect(dsn, autocommit=True) as link:
+        register_vector(link)
+        link.execute("select tidegate.passages_partition(%s)", (COLLECTION,))
+        link.execute("insert into tidegate.collections (name, changes, index_version) values (%s, 1, '1-bench')", (COLLECTION,))
+        with link.cursor() as cursor:
+            cursor.execute(
+                "insert into tidegate.documents (collection, source, title, sha256, size_bytes)"
+                " select %s, 'd' || n, 'D', '', 0 from generate_series(0, %s) as n returning id", (COLLECTION, count // 20),
+            )  # fmt: skip
+            documents = [row[0] for row in cursor.fetchall()]
+            columns = "id, document_id, collection, ordinal, text, tags, embedding, dated_at, confidence"
+            with cursor.copy(f"copy tidegate.passages ({columns}) from stdin with (format binary)".encode()) as copy:
+                copy.set_types(["text", "int8", "text", "int4", "text", "jsonb", "halfvec", "timestamptz", "float4"])
+                for at in range(count):
+                    tags = {"department": str(rows.department[at]), "product": str(rows.product[at]), "lang": "en"}
+                    dated = np.datetime64(int((FIRST_DAY + rows.day[at]) * DAY_S), "s").astype(object)
+                    copy.write_row((
+                        f"{at:024x}", documents[at // 20], COLLECTION, at % 20, "A passage of a few hundred characters. " * 12,
+                        psycopg.types.json.Jsonb(tags), HalfVector(rows.vectors[at]), dated.replace(tzinfo=UTC), float(rows.confidence[at]),
+                    ))  # fmt: skip
+
+
+class Case:
+    """One kind of search: its filters, and what came out."""
+
+    def __init__(self, name: str, filters: list[Filter]) -> None:
+        self.name, self.filters = name, filters
+
+
+def cases(rng: np.random.Generator) -> list[Case]:
+    since = (FIRST_DAY + 300) * float(DAY_S)
+    departments = [str(one) for one in rng.integers(0, DEPARTMENTS, QUERIES)]
+    products = [str(one) for one in rng.integers(2, 40, QUERIES)]
+    return [
+        Case("pure", [Filter()] * QUERIES),
+        Case("time + department + confidence", [Filter({"department": one}, since, None, 0.3) for one in departments]),
+        Case("department", [Filter({"department": one}) for one in departments]),
+        Case("time + product + confidence (no facet)", [Filter({"product": one}, since, None, 0.3) for one in products]),
+        Case("department + product", [Filter({"department": one, "product": two}) for one, two in zip(departments, products, strict=True)]),
+        Case("time alone, 2 % of all", [Filter(since_unix_s=(FIRST_DAY + DAYS - 20) * float(DAY_S))] * QUERIES),
+        Case("confidence >= 0.5: half of all", [Filter(min_confidence=0.5)] * QUERIES),
+    ]
+
+
+Search = Callable[[Vectors, Filter], Awaitable[list[int]]]
+
+
+async def measure(rows: Rows, case: Case, search: Search) -> dict[str, Any]:
+    """Twice over the queries, the first time to warm up; recall against the truth, and whether any search gave fewer rows than fit."""
+    took_ms, hits, wanted_hits, fewer = [], 0, 0, 0
+    for measured in (False, True):
+        for query, wanted in zip(rows.queries, case.filters, strict=True):
+            began_ns = time.perf_counter_ns()
+            found = await search(query, wanted)
+            if measured:
+                took_ms.append((time.perf_counter_ns() - began_ns) / 1e6)
+                truth = rows.nearest(query, wanted)
+                hits += len(truth & set(found))
+                wanted_hits += len(truth)
+                fewer += len(found) < len(truth)
+    took_ms.sort()
+    return {
+        "p50_ms": round(took_ms[len(took_ms) // 2], 2), "p95_ms": round(took_ms[int(len(took_ms) * 0.95)], 2),
+        "recall_at_5": round(hits / max(wanted_hits, 1), 4), "searches_with_fewer_rows_than_fit": fewer,
+    }  # fmt: skip
+
+
+async def crowd(rows: Rows, case: Case, search: Search, clients: int = 16, seconds: float = 5.0) -> dict[str, Any]:
+    """So many clients, each with one search after the other."""
+    took_ms: list[float] = []
+    end_ns = time.perf_counter_ns() + int(seconds * 1e9)
+
+    async def client(number: int) -> None:
+        at = number * 7
+        while (began_ns := time.perf_counter_ns()) < end_ns:
+            await search(rows.queries[at % QUERIES], case.filters[at % QUERIES])
+            took_ms.append((time.perf_counter_ns() - began_ns) / 1e6)
+            at += 1
+
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    took_ms.sort()
+    return {"clients": clients, "per_s": round(len(took_ms) / seconds), "p95_ms": round(took_ms[int(len(took_ms) * 0.95)], 2)}
+
+
+async def ours(dsn: str, rows: Rows, found: dict[str, Any]) -> None:
+    store = Postgres(StoreSettings(dsn=dsn, pool_max=16))
+    began_s = time.perf_counter()
+    await store.build_indexes(COLLECTION, facets=("department",), graph=True, progress=lambda now: None)
+    found["seconds_to_build_indexes"] = round(time.perf_counter() - began_s)
+    with psycopg.connect(dsn, autocommit=True) as link:
+        link.execute("create extension if not exists pg_prewarm")
+        link.execute(
+            "select pg_prewarm(c.oid) from pg_class as c join pg_namespace as n on n.oid = c.relnamespace"
+            " where n.nspname = 'tidegate' and relkind in ('r', 'i')"
+        )
+
+    async def search(query: Vectors, wanted: Filter) -> list[int]:
+        return [int(passage.id, 16) for passage in (await store.search(COLLECTION, query, K, wanted)).passages]
+
+    for case in cases(np.random.default_rng(3)):
+        way = (await store.search(COLLECTION, rows.queries[0], K, case.filters[0])).way
+        fitting = int(mean(len(rows.fitting(one)) for one in case.filters[:20]))
+        found[case.name] = {"way": way, "fitting": fitting} | await measure(rows, case, search)
+        print(case.name, found[case.name], flush=True)
+        if case.name == "time + department + confidence":
+            found["16 clients, " + case.name] = await crowd(rows, case, search)
+            print(found["16 clients, " + case.name], flush=True)
+    await store.close()
+
+
+async def two_steps(dsn: str, rows: Rows) -> dict[str, Any]:
+    """Ids from SQL, then faiss's HNSW with a selector of these ids."""
+    try:
+        import faiss
+    except ImportError:
+        return {"left_out": "faiss-cpu is not installed"}
+    index = faiss.IndexHNSWFlat(384, 16, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = 64
+    index.add(rows.vectors)
+    link = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    sql = "select id from tidegate.passages where collection = %s and tags @> %s and dated_at >= to_timestamp(%s) and confidence >= %s"
+
+    async def search(query: Vectors, wanted: Filter) -> list[int]:
+        tags = psycopg.types.json.Jsonb(wanted.tags)
+        cursor = await link.execute(sql, (COLLECTION, tags, wanted.since_unix_s or 0.0, wanted.min_confidence), binary=True)
+        ids = np.array([int(row[0], 16) for row in await cursor.fetchall()], np.int64)
+        if not len(ids):
+            return []
+        parameters = faiss.SearchParametersHNSW(sel=faiss.IDSelectorBatch(ids), efSearch=100)
+        _, found = index.search(query[None], K, params=parameters)
+        return [int(one) for one in found[0] if one >= 0]
+
+    by_name = {case.name: case for case in cases(np.random.default_rng(3))}
+    names = ("time + department + confidence", "time + product + confidence (no facet)")
+    result = {name: await measure(rows, by_name[name], search) for name in names}
+    await link.close()
+    return result
+
+
+async def qdrant(rows: Rows) -> dict[str, Any]:
+    """Qdrant's client in local mode, which compares everything in this process."""
+    try:
+        from qdrant_client import QdrantClient, models
+    except ImportError:
+        return {"left_out": "qdrant-client is not installed"}
+    client = QdrantClient(":memory:")
+    client.create_collection("c", vectors_config=models.VectorParams(size=384, distance=models.Distance.DOT))
+    for start in range(0, len(rows.vectors), 5000):
+        part = range(start, min(start + 5000, len(rows.vectors)))
+        payload = [
+            {
+                "department": str(rows.department[at]), "product": str(rows.product[at]), "day": int(rows.day[at]),
+                "confidence": float(rows.confidence[at]),
+            }
+            for at in part
+        ]
+        client.upload_collection("c", rows.vectors[start : part.stop], payload, list(part))
+
+    async def search(query: Vectors, wanted: Filter) -> list[int]:
+        must: list[Any] = [models.FieldCondition(key=key, match=models.MatchValue(value=value)) for key, value in wanted.tags.items()]
+        if wanted.since_unix_s is not None:
+            must.append(models.FieldCondition(key="day", range=models.Range(gte=wanted.since_unix_s / DAY_S - FIRST_DAY)))
+        must.append(models.FieldCondition(key="confidence", range=models.Range(gte=wanted.min_confidence)))
+        return [int(one.id) for one in client.query_points("c", query=query.tolist(), query_filter=models.Filter(must=must), limit=K).points]
+
+    by_name = {case.name: case for case in cases(np.random.default_rng(3))}
+    some = Case("", by_name["time + department + confidence"].filters)
+    return {"time + department + confidence": await measure(rows, some, search)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--base", type=Path)
+    given = parser.parse_args()
+    rows = Rows(base_vectors(given.data, given.base), given.rows)
+    found: dict[str, Any] = {}
+    with database(shared_buffers_mb=max(1024, given.rows * 6 // 1000)) as (_, dsn, _key):
+        load(dsn, rows)
+        print("loaded", flush=True)
+        asyncio.run(ours(dsn, rows, found))
+        others = {} if given.rows > 300_000 else {
+            "ids from SQL, then faiss": asyncio.run(two_steps(dsn, rows)), "qdrant, local mode": asyncio.run(qdrant(rows)),
+        }  # fmt: skip
+    record(f"search_{given.rows // 1000}k", {"rows": given.rows, "tidegate": found, "others": others})
+
+
+if __name__ == "__main__":
+    main()
