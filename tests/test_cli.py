@@ -26,6 +26,7 @@ from tidegate.core.errors import LocalPartError, StoreDown
 from tidegate.core.flight import FlightRecord, new_flight_id
 from tidegate.core.keys import hash_key
 from tidegate.core.ports import KeyRecord
+from tidegate.core.search import Filter, IndexProgress
 from tidegate.retrieval.ingest import IngestReport, Progress
 
 BEGAN_NS = 1_700_000_000_000_000_000
@@ -205,6 +206,32 @@ def test_a_tag_without_a_value_is_refused(app: SimpleNamespace) -> None:
     result = tidegate("ingest", "d", "--tag", "lang")
     assert result.exit_code == 2
     assert "NAME=VALUE" in result.stderr
+
+
+def test_index_hands_on_its_facets(app: SimpleNamespace) -> None:
+    """None where none are named: those that are there stay; an empty list drops them."""
+    async def build_indexes(settings: Any, collection: str, *, facets: Any, graph: bool | None, progress: Callable[[IndexProgress], None]) -> None:
+        app.calls.append((collection, facets, graph))
+        progress(IndexProgress("x", "building", 1, 2))
+
+    app.build_indexes = build_indexes
+    assert "The indexes of c are complete." in tidegate("index", "c").output
+    tidegate("index", "c", "--facet", "a", "--facet", "b", "--graph")
+    tidegate("index", "c", "--no-facets", "--no-graph")
+    assert app.calls == [("c", None, None), ("c", ["a", "b"], True), ("c", [], False)]
+    assert tidegate("index", "c", "--facet", "a", "--no-facets").exit_code == 2
+
+
+def test_explain_hands_on_its_filter(app: SimpleNamespace) -> None:
+    """Times are UTC."""
+    async def explain_search(settings: Any, question: str, *, collection: str, k: int, wanted: Filter) -> list[str]:
+        app.calls.append((question, collection, k, wanted))
+        return ["exact", "Sort\x07"]
+
+    app.explain_search = explain_search
+    result = tidegate("explain", "why", "-k", "3", "--collection", "c", "--tag", "a=b", "--since", "1970-01-02", "--min-confidence", "0.5")
+    assert app.calls == [("why", "c", 3, Filter({"a": "b"}, 86400.0, None, 0.5))]
+    assert result.output == "exact\nSort·\n"
 
 
 # -- keys --

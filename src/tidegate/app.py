@@ -45,10 +45,13 @@ from tidegate.api.whereabouts import Whereabouts
 from tidegate.core import plugins
 from tidegate.core.ask import Caller
 from tidegate.core.errors import SettingsError, TidegateError
+from tidegate.core.memory import Shared as Memory
 from tidegate.core.ports import Embedder, FlightSink, KeyStore
 from tidegate.core.search import Filter, IndexProgress
 from tidegate.engines.counting import Counter
 from tidegate.engines.fleet import Fleet
+from tidegate.engines.ledger import clear as clear_worker
+from tidegate.engines.ledger import words_for
 from tidegate.engines.member import Member
 from tidegate.guard.settings import DoorSettings
 from tidegate.local.child import Child
@@ -61,6 +64,7 @@ from tidegate.pipeline.control import Ban, Control
 from tidegate.pipeline.entrance import Entrance, settings_of
 from tidegate.pipeline.ladder import Ladder
 from tidegate.pipeline.parts import Parts
+from tidegate.pipeline.retry import WORDS as BUDGET_WORDS
 from tidegate.pipeline.retry import Retries
 from tidegate.pipeline.stages.fit import fit
 from tidegate.pipeline.stages.generate import DEFAULT, GenerateStage
@@ -105,22 +109,46 @@ class Common:
 
     book: SharedBook
     whereabouts: Whereabouts
+    #: Budgets of new plans (see pipeline/retry.py), and what is known of each engine.
+    budgets: Memory
+    fleet: Memory
+    engines: int
+    tenants: int
 
     @classmethod
     def of(cls, settings: Settings) -> Common:
-        """Raises SettingsError where this system has no such memory."""
-        workers = settings.server.workers
-        return cls(SharedBook(settings.limits.most_subjects, workers), Whereabouts(workers, _of_one(settings.streams, workers).replay_streams))
+        """Raises SettingsError where this system has no such memory, and where workers cannot share the slots of a model."""
+        _need_slots(settings)
+        workers, engines = settings.server.workers, len(settings.engines)
+        tenants = sum(1 for one in settings.tenants.values() if one.slots)
+        return cls(
+            SharedBook(settings.limits.most_subjects, workers), Whereabouts(workers, _of_one(settings.streams, workers).replay_streams),
+            Memory(BUDGET_WORDS, workers), Memory(words_for(engines, workers, tenants), workers), engines, tenants,
+        )
 
     def join(self, worker: int) -> None:
         """This process is the worker with this number, from now on."""
         self.book.join(worker)
         self.whereabouts.join(worker)
+        self.budgets.join(worker)
+        self.fleet.join(worker)
 
     def reclaim(self, worker: int) -> None:
         """The worker with this number is dead: what it held comes back."""
         self.whereabouts.clear(worker)
+        clear_worker(self.fleet, self.engines, worker, self.tenants)
         self.book.reclaim(worker)
+
+
+def _need_slots(settings: Settings) -> None:
+    """Each worker has a share of the slots, and nobody can have less than one."""
+    for model in dict.fromkeys(model for one in settings.engines.values() for model in one.model_names):
+        slots = [one.slots for one in settings.engines.values() if model in one.model_names]
+        if all(slots) and sum(slots) < settings.server.workers:
+            raise SettingsError(
+                f"The engines that serve {model!r} have {sum(slots)} slots, fewer than the {settings.server.workers} workers that share them.",
+                hint="Lower server.workers, or raise the engines' slots where they have more.",
+            )
 
 
 def _of_one(streams: StreamSettings, workers: int) -> StreamSettings:
@@ -153,7 +181,7 @@ class Gateway:
                 hint=f"`tidegate up` starts it. Or start one there yourself, and name it in tenants.{nowhere[0]}.instances.",
             )
         apart = {name: own for name, one in settings.tenants.items() if (own := one.apart) is not None}
-        self.fleet = Fleet(settings.engines, settings.fleet, orders=data / ORDERS, tenants=apart)
+        self.fleet = Fleet(settings.engines, settings.fleet, orders=data / ORDERS, tenants=apart, memory=common.fleet if common is not None else None)
         self.capabilities = load_all(settings.capabilities.folders, settings.budgets)
         self.embedder = embedder
         self.limits = self._build_limits(common.book if common is not None else None)
@@ -168,6 +196,7 @@ class Gateway:
         )
         sinks: list[FlightSink] = [self.spool, self.metrics, self.recent, self.flight_log]
         self._index = index
+        self._retries = Retries(settings.generation, common.budgets if common is not None else None)
         self.gate = Gate(settings.admission, settings.classes)
         self._open_lanes()
         self.peers = Peers(self._sockets(), index, settings.server.max_body_bytes + 2 * MAX_HEAD_BYTES) if common is not None else None
@@ -263,7 +292,7 @@ class Gateway:
         search = Search(self.embedder, self.store, settings.retrieval) if self.embedder is not None else None
         ban, generation = Ban.of(settings.guard), settings.generation
         parts = Parts(
-            self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s, Retries(generation), Counter(settings.engines), self.gate
+            self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s, self._retries, Counter(settings.engines), self.gate
         )
         fitting = fit(parts, settings.length) if settings.length.policy != "off" else None
         watching = Control(ban.terms, on_term=ban.on_term, max_step_backs=ban.max_step_backs)
@@ -401,6 +430,7 @@ def serve(settings: Settings, fd: int | None = None) -> int:
     if len(sockets) == 1:
         uvloop.run(_serve(settings, sockets[0]))
         return 0
+    own_folder(settings.local.folder / "run", 0o700)
     clear(settings.local.folder / WORKERS)
     common = Common.of(settings)
 

@@ -14,6 +14,10 @@ import httpx
 import pytest
 from tests.api.conftest import House, start_gateway, stop, until, url_of, workers
 
+from tidegate.app import Common
+from tidegate.core.errors import SettingsError
+from tidegate.settings import Settings
+
 ASK = {"messages": [{"role": "user", "content": "##n=3##"}]}
 
 
@@ -103,6 +107,28 @@ def test_a_start_that_cannot_work_ends_at_once(house: House, tmp_path: Path) -> 
     assert "error: The flight spool cannot be written" in (tmp_path / "gateway.log").read_text()
 
 
+# -- what is known of an engine
+
+
+def test_a_retry_after_holds_for_all_workers(house: House, postgres_dsn: str, tmp_path: Path) -> None:
+    """The engine tells one worker to come back in 7 s: none asks it before, and all tell their callers so."""
+    more = {"TIDEGATE_SERVER__WORKERS": "4", "TIDEGATE_FLEET__MAX_RETRY_AFTER_S": "60"}
+    process = start_gateway(tmp_path, postgres_dsn, house.engine, **more)
+    try:
+        url = url_of(tmp_path, process)
+        headers = {"authorization": f"Bearer {house.keys['data']}"}
+        busy = {"messages": [{"role": "user", "content": "##m=rate_limit##"}]}
+        assert httpx.post(url + "/v1/chat/completions", headers=headers, json=busy, timeout=30).status_code == 429
+        asked = house.stats()["requests"]
+        for _ in range(16):  # each on a connection of its own
+            answer = httpx.post(url + "/v1/chat/completions", headers=headers, json=ASK, timeout=30)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert 0 < int(answer.headers["retry-after"]) <= 7
+        assert house.stats()["requests"] == asked
+    finally:
+        stop(process)
+
+
 # -- kept streams
 
 
@@ -147,6 +173,12 @@ class Reading:
     def leave(self) -> None:
         self.answer.close()
         self._client.close()
+
+
+def status_of(url: str, key: str, last_id: str) -> int:
+    reading = Reading(url, key, last_id)
+    reading.leave()
+    return reading.answer.status_code
 
 
 def holder(process: subprocess.Popen[bytes], client_port: int) -> int:
@@ -211,9 +243,8 @@ def test_a_killed_worker_loses_its_streams_and_says_so(house: House, keeping: tu
         back.read(10_000)
     assert "[DONE]" not in back.data
     until(lambda: len(workers(process)) == 4 and owner not in workers(process), "a new worker")
-    answers = {(Reading(url, house.keys["data"], back.ids[-1])).answer.status_code for _ in range(12)}
-    assert answers == {410}
-    assert {(Reading(url, house.keys["other"], back.ids[-1])).answer.status_code for _ in range(6)} == {404}
+    assert {status_of(url, house.keys["data"], back.ids[-1]) for _ in range(12)} == {410}
+    assert {status_of(url, house.keys["other"], back.ids[-1]) for _ in range(6)} == {404}
     for other in elsewhere:
         other.read(20)
         other.leave()
@@ -230,6 +261,22 @@ def test_only_its_owner_enters_the_workers_sockets(house: House, keeping: tuple[
     assert sorted(one.name for one in sockets) == [f"worker-{number}.sock" for number in range(4)]
     assert {one.stat().st_mode & 0o777 for one in sockets} == {0o600}
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
+def test_fewer_slots_than_workers_are_refused() -> None:
+    """One slot cannot be shared out: two workers would run two requests on it. Named with the way out; no bound, or enough, is fine."""
+    engine = {"url": "http://127.0.0.1:1", "models": ["m"]}
+
+    def settings(workers: int, *slots: int) -> Settings:
+        engines = {f"e{number}": {**engine, "slots": one} for number, one in enumerate(slots)}
+        return Settings.model_validate({"server": {"workers": workers}, "engines": engines, "limits": {"most_subjects": 16}})
+
+    for few in (settings(2, 1), settings(4, 2, 1)):
+        with pytest.raises(SettingsError, match="fewer than the") as refused:
+            Common.of(few)
+        assert "server.workers" in str(refused.value.hint)
+    for enough in (settings(2, 2), settings(2, 1, 1), settings(2, 0), settings(4, 1, 0)):
+        Common.of(enough)
 
 
 def _lives(pid: int) -> bool:

@@ -84,6 +84,7 @@ class Choice(RuleBasedStateMachine):
                 self.fleet.find("m", ask)
             assert caught.value.hint
             return
+        to_be_probed = [one for one in may if one.breaker.look(now_ns) == "half_open" and one.breaker.probing]
         member, own = self.fleet.find("m", ask)
         assert own == "m"
         assert member in with_room
@@ -91,7 +92,7 @@ class Choice(RuleBasedStateMachine):
             one for one in with_room
             if one.breaker.look(now_ns) == "closed" and not one.suspect and one.up is not False and one.busy_until_ns <= now_ns
         ]  # fmt: skip
-        probe = member.breaker.state == "half_open" and member.breaker.probing
+        probe = member in to_be_probed  # the choice takes the probe's place
         if member not in healthy and not probe:
             assert not any(size <= one.longest for one in healthy), "nobody ill is asked while a healthy one can take it"
         listed = [one for one, _ in self.fleet.instances("m", ask)]

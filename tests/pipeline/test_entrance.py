@@ -9,6 +9,7 @@ import pytest
 from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.errors import BadRequest, BodyTooLarge, HostileInput
 from tidegate.core.flight import Flight
+from tidegate.guard.door import Door
 from tidegate.guard.settings import DoorSettings
 from tidegate.pipeline.capability import CapabilityDoor
 from tidegate.pipeline.entrance import Entrance, gather, settings_of
@@ -40,7 +41,7 @@ def test_a_mark_is_told_in_the_flight_and_to_the_caller() -> None:
     ask = new_ask()
     entrance().admit(ask, "messages", MESSAGES)
     assert ask.notes == {"door": ["injection"]}
-    (_, what, facts), = ask.flight.decisions
+    ((_, what, facts),) = ask.flight.decisions
     assert (what, facts) == ("door_marked", {"kinds": ["injection"], "why": ["override"]})
 
 
@@ -73,6 +74,28 @@ def test_size_and_depth_are_bounded() -> None:
         exact.admit(new_ask(), "messages", [{"role": "user", "content": "Hello!"}])
     with pytest.raises(BadRequest, match="more than 2 levels"):
         exact.admit(new_ask(), "messages", [{"content": [{}]}])
+
+
+def test_only_what_is_new_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns of a conversation in which nothing was found are known by their hash; a text with a mark is looked at, and told of, each time."""
+    looked: list[str] = []
+    look = Door.look
+    monkeypatch.setattr(Door, "look", lambda self, text: looked.append(text) or look(self, text))
+    door, ask = entrance(), new_ask()
+    for turns in (["Hello", "Hi."], ["Hello", "Hi.", "And now?"], ["Hello", INJECTION], ["Hello", INJECTION]):
+        door.admit(ask, "messages", [{"content": turn} for turn in turns])
+    assert looked == ["Hello\nHi.", "And now?", INJECTION, INJECTION]
+    assert len(ask.flight.decisions) == 2
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that never end leave no more behind than the bound, and none of them is kept."""
+    monkeypatch.setattr("tidegate.pipeline.entrance._MOST_CLEAN", 10)
+    door = entrance()
+    for number in range(100):
+        door.admit(new_ask(), "prompt", f"text {number}")
+        assert len(door._clean) <= 10
+        assert all(isinstance(one, int) for one in door._clean)
 
 
 def test_a_door_where_all_passes_is_open() -> None:

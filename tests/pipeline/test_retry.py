@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -20,10 +22,11 @@ from tidegate.core.ask import Ask, Caller, Deadline, EngineCall
 from tidegate.core.chunk import Chunk
 from tidegate.core.errors import ContextTooLong, EngineCut, EngineDown, EngineRefused, EngineStalled
 from tidegate.core.flight import Flight
+from tidegate.core.memory import Shared
 from tidegate.engines.fleet import Fleet
 from tidegate.engines.settings import EngineSettings, FleetSettings
 from tidegate.pipeline.hedge import Lost, Race, first_of
-from tidegate.pipeline.retry import Budget, Retries
+from tidegate.pipeline.retry import WORDS, Budget, Retries
 from tidegate.pipeline.settings import GenerationSettings
 from tidegate.pipeline.stages.generate import GenerateStage
 
@@ -137,6 +140,53 @@ def test_a_budget_fills_again() -> None:
         assert not budget.take()
         budget.request()
     assert [budget.take() for _ in range(2)] == [True, False]
+
+
+def test_workers_have_one_budget() -> None:
+    """What one takes is missing for the others, and what the requests of all fill is there for each."""
+    memory = Shared(WORDS, 3)
+    one, other, third = (Budget(0.25, 3, memory) for _ in range(3))
+    assert [budget.take() for budget in (one, other, one, third, other)] == [True, True, True, False, False]
+    for _ in range(4):
+        one.request()
+    assert (other.has_one, other.take(), third.take()) == (True, True, False)
+    for budget in (one, other, third):  # nobody's part is lost
+        budget.request()
+        budget.request()
+    for budget in (one, other, third):
+        budget.request()
+        budget.request()
+    assert [third.take() for _ in range(4)] == [True, True, True, False]
+
+
+class Slow(Budget):
+    """Lets others run between what it sees and what it does."""
+
+    def _missing(self) -> int:
+        seen = super()._missing()
+        os.sched_yield()
+        return seen
+
+
+def test_workers_that_race_take_no_more_than_there_is() -> None:
+    """Four processes, each with a thousand requests and twice as many tries: all of the share, and no more than the burst beside it."""
+    memory, forks = Shared(WORDS, 4), multiprocessing.get_context("fork")
+    taken = forks.Queue()
+
+    def race() -> None:
+        budget, took = Slow(0.5, 10, memory), 0
+        for _ in range(1000):
+            budget.request()
+            took += budget.take() + budget.take()
+        taken.put(took)
+
+    processes = [forks.Process(target=race) for _ in range(4)]
+    for process in processes:
+        process.start()
+    told = [taken.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(30)
+    assert 2000 <= sum(told) <= 2010
 
 
 @pytest.mark.parametrize(
@@ -296,7 +346,7 @@ async def test_an_error_in_the_stream_s_beginning_is_planned_anew_and_obeyed() -
             assert decisions(ask, "replanned") == []
         else:
             assert ask.flight.engine == "b"
-        assert servers.fleet.members["a"].held is not None
+        assert servers.fleet.members["a"].held_until_ns > 0
 
 
 # -- shares of one deadline

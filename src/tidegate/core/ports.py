@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.core.ask import Ask, Caller, EngineCall, Said
+from tidegate.core.ask import Ask, EngineCall, Said
 from tidegate.core.ask import EngineAnswer as EngineAnswer
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.document import Document, NewPassage, Replaced
@@ -306,9 +306,3 @@ class LiveFlights(Protocol):
     async def wait_newer(self, seq: int) -> int:
         """Returns the newest number as soon as it is above `seq`. The caller bounds the wait; cancelling it is safe."""
         ...
-
-
-class CallerLookup(Protocol):
-    """From a presented key to who asks. Raises Unauthorized, or StoreDown where keys could not be read yet."""
-
-    def find(self, presented_key: str) -> Caller: ...

@@ -23,10 +23,12 @@ import msgspec
 from tidegate.core.ask import Ask
 from tidegate.core.errors import EngineDown, EngineError, EngineNotAdmitted, NotFound, SettingsError, TidegateError
 from tidegate.core.isolation import Isolation
+from tidegate.core.memory import Own
 from tidegate.core.plugins import load, nearest
 from tidegate.core.ports import Engine
 from tidegate.engines.cause import Cause
 from tidegate.engines.conformance import Report, run_checks
+from tidegate.engines.ledger import ledgers
 from tidegate.engines.member import Member
 from tidegate.engines.probe import Probe
 from tidegate.engines.routing import AGAIN_S, Route
@@ -50,10 +52,10 @@ class Fleet:
 
     def __init__(
         self, settings: Mapping[str, EngineSettings], fleet: FleetSettings | None = None, *, orders: Path | None = None,
-        tenants: Mapping[str, Isolation] | None = None,
+        tenants: Mapping[str, Isolation] | None = None, memory: Own | None = None,
     ) -> None:
         """`orders`: the file that keeps which engines their operator drains, for all workers and for the next start; `tenants`: those that have
-        slots or instances of their own.
+        slots or instances of their own; `memory`: what workers know together, `words_for` them.
 
         Raises SettingsError for an unknown adapter, an unreadable ca_file, and for what tenants cannot have.
         """
@@ -62,8 +64,9 @@ class Fleet:
         owners = owners_of(settings, self.tenants)
         self.members: dict[str, Member] = {}
         entries: dict[str, dict[str, list[tuple[Member, str]]]] = {owner: {} for owner in ("", *owners.values())}
+        known = ledgers(settings, memory, sum(1 for one in self.tenants.values() if one.slots))
         for name, section in settings.items():
-            member = self.members[name] = Member(_build(name, section), section, fleet, self._changed)
+            member = self.members[name] = Member(_build(name, section), section, fleet, self._changed, known[name])
             owner = member.owner = owners.get(name, "")
             if not owner:
                 member.keep({tenant: one.slots for tenant, one in self.tenants.items() if one.slots and not one.lend})
@@ -93,7 +96,7 @@ class Fleet:
         no room, EngineDown where all are drained.
         """
         route = self._route(model, ask)
-        return route.sole or route.choose(ask)
+        return route.choose(ask)
 
     def instances(self, model: str | None, ask: Ask | None = None) -> list[tuple[Member, str]]:
         """All engines that may be asked for a model, with their own names for it, the best first: an answer that broke off on one may go on on
@@ -228,7 +231,7 @@ class Fleet:
             await asyncio.sleep(TICK_S)
             now_ns = time.perf_counter_ns()
             for route in self._all:
-                if now_ns >= route.due_ns:
+                if route.is_stale(now_ns):
                     route.refresh(now_ns)
                 self._tell(route)  # a request that came first has refreshed it already
             self._read_orders()
@@ -269,7 +272,9 @@ class Fleet:
         # of one among which nobody chooses only the acceptance is of interest
         period_s = self.settings.metrics_s if member.counts else max(self.settings.metrics_s, ALONE_S)
         while True:
-            await member.watch.look(member.requests, period_s)
+            if member.ledger.workers > 1:
+                member.see_others()
+            await member.watch.look(member.requests + member.other_requests, period_s)
             member.look_at_load()
             await asyncio.sleep(member.watch.pause_s)
 

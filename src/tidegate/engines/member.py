@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 from tidegate.core.ask import EngineCall, Said
@@ -18,9 +19,10 @@ from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import EngineError, TidegateError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine, EngineAnswer, EngineStream
-from tidegate.engines.breaker import NEVER_NS, Breaker
+from tidegate.engines.breaker import Breaker
 from tidegate.engines.cause import ILL, Cause, cause_of
 from tidegate.engines.conformance import Report
+from tidegate.engines.ledger import BUSY, HELD, TOKEN_BITS, TOKENS, Ledger
 from tidegate.engines.load import Watch
 from tidegate.engines.settings import EngineSettings, FleetSettings
 from tidegate.engines.size import FIRST_ANSWER, NEWEST, answer_tokens, prompt_tokens
@@ -47,16 +49,17 @@ class Member:
     """An instance. `up` is None before the first look; `suspect`: a request could not reach it, and nobody has looked since."""
 
     __slots__ = (
-        "_changed", "_too_big", "_too_big_until_ns", "back_ns", "breaker", "busy_until_ns", "checked_ns", "checked_unix_s", "counts",
-        "engine", "foreign", "from_requests", "held", "held_until_ns", "high_value_for", "kept", "last_cause", "last_failed_unix_s", "last_ns",
-        "longest", "mean_answer", "models", "most_tokens", "name", "ordered_out", "owner", "report", "requests", "section", "settings",
-        "slots", "slots_now", "slowness", "state", "suspect", "tokens", "up", "used", "wake", "watch",
+        "_changed", "_state", "_too_big", "_too_big_until_ns", "back_ns", "breaker", "checked_ns", "checked_unix_s", "counts", "engine",
+        "foreign", "from_requests", "high_value_for", "kept", "last_cause", "last_failed_unix_s", "last_ns", "ledger", "longest",
+        "mean_answer", "models", "most_tokens", "name", "ordered_out", "other_requests", "other_tokens", "other_used", "owner", "report",
+        "requests", "section", "settings", "slots", "slots_now", "slowness", "state", "suspect", "tokens", "up", "used", "wake", "watch",
     )  # fmt: skip
 
     def __init__(
-        self, engine: Engine, section: EngineSettings, settings: FleetSettings | None = None, changed: Callable[[Member], None] = lambda member: None
+        self, engine: Engine, section: EngineSettings, settings: FleetSettings | None = None, changed: Callable[[Member], None] = lambda member: None,
+        ledger: Ledger | None = None,
     ) -> None:
-        """`changed` is told when the choice may have to change."""
+        """`changed` is told when the choice may have to change; `ledger`: what all workers know of it."""
         self.engine = engine
         self.name = engine.name
         self.models = engine.models
@@ -67,7 +70,9 @@ class Member:
         self.checked_ns = 0
         self.checked_unix_s = 0.0
         self.settings = settings if settings is not None else FleetSettings.model_validate({})
-        self.breaker = Breaker(self.settings)
+        self.ledger = ledger if ledger is not None else Ledger()
+        self.breaker = Breaker(self.settings, self.ledger)
+        self._state = self.breaker.state  # at the last refresh
         self.watch = Watch(engine.name, section)
         self.wake = asyncio.Event()
         self.suspect = False
@@ -78,6 +83,7 @@ class Member:
         # what the choice reads
         self.requests = 0
         self.tokens = 0
+        self.other_requests = self.other_tokens = 0  # of other workers, as of the last `see_others`
         self.foreign = 0.0
         self.last_ns = 0
         self.slots = section.slots or UNBOUNDED
@@ -90,11 +96,10 @@ class Member:
         self.owner = ""  # the tenant that owns it
         self.kept: dict[str, int] = {}  # slots that are kept for a tenant, whatever the others want
         self.used: dict[str, int] = {}  # and how many of them it uses
+        self.other_used: dict[str, int] = {}  # and in other workers
         # what it remembers
         self.mean_answer = FIRST_ANSWER
         self.back_ns = 0  # while it takes less than its share: since when it is back
-        self.held_until_ns = self.busy_until_ns = 0
-        self.held: EngineError | None = None
         self.last_cause: Cause = "none"
         self.last_failed_unix_s = 0.0
         self._too_big = UNBOUNDED  # tokens that did not fit
@@ -161,25 +166,55 @@ class Member:
     @property
     def load(self) -> float:
         """Tokens in flight, of ours and of others."""
-        return self.tokens + self.foreign
+        return self.tokens + self.other_tokens + self.foreign
+
+    @property
+    def full(self) -> bool:
+        """Whether all its slots are taken, by whichever worker."""
+        return self.requests + self.other_requests >= self.slots_now
 
     def has_room(self, tokens: int) -> bool:
         """Whether its memory holds so many tokens more. One that is idle takes whatever comes: else a big request would never run."""
-        return self.tokens + tokens <= self.most_tokens or not self.requests
+        return self.tokens + self.other_tokens + tokens <= self.most_tokens or not (self.requests or self.other_requests)
+
+    @property
+    def held_until_ns(self) -> int:
+        """Until when it asked not to be asked."""
+        return self.ledger.words[self.ledger.at + HELD]
+
+    @property
+    def busy_until_ns(self) -> int:
+        """Until when it comes last: it was busy and did not say for how long."""
+        return self.ledger.words[self.ledger.at + BUSY]
+
+    def see_others(self) -> None:
+        """Take in what other workers have under way on it."""
+        loads = self.ledger.loads
+        others = sum(loads) - loads[self.ledger.worker]
+        self.other_requests, self.other_tokens = others >> TOKEN_BITS, others & TOKENS
+        for tenant, used in zip(self.kept, self.ledger.used, strict=False):
+            self.other_used[tenant] = sum(used) - used[self.ledger.worker]
+
+    def tell_others(self) -> None:
+        """Let other workers see what this one has under way on it."""
+        self.ledger.loads[self.ledger.worker] = self.requests << TOKEN_BITS | self.tokens
+        for tenant, used in zip(self.kept, self.ledger.used, strict=False):
+            used[self.ledger.worker] = self.used[tenant]
 
     def keep(self, kept: dict[str, int]) -> None:
         """Keep so many slots for each of these tenants: their requests have no others, and no other request has theirs."""
         self.kept = kept
-        self.used = dict.fromkeys(kept, 0)
+        self.used, self.other_used = dict.fromkeys(kept, 0), dict.fromkeys(kept, 0)
 
     def has_slot(self, tenant: str) -> bool:
         """Whether a slot is free for a request of this tenant."""
         kept = self.kept
         if not kept:
-            return self.requests < self.slots_now
+            return not self.full
         if tenant in kept:
-            return self.used[tenant] < min(kept[tenant], self.slots_now)
-        return self.requests - sum(self.used.values()) < self.slots_now - sum(kept.values())
+            return self.used[tenant] + self.other_used[tenant] < min(kept[tenant], self.slots_now)
+        used = sum(self.used.values()) + sum(self.other_used.values())
+        return self.requests + self.other_requests - used < self.slots_now - sum(kept.values())
 
     def serves(self, capability: str, tenant: str) -> bool:
         """Whether a request of theirs is one that it is kept for."""
@@ -187,7 +222,10 @@ class Member:
 
     def refresh(self, now_ns: int) -> int:
         """Bring to the present what depends on time alone; gives when to do so again."""
-        due_ns = self.breaker.until_ns if self.breaker.look(now_ns) == "open" else NEVER_NS
+        before, self._state = self._state, self.breaker.look(now_ns)
+        if self._state == "closed" != before:  # it proved itself, here or in another worker: it takes its share again little by little
+            self.back_ns = now_ns
+        due_ns = self.breaker.until_ns if self._state == "open" else self.breaker.give_back(now_ns)
         for until_ns in (self.held_until_ns, self.busy_until_ns, self._too_big_until_ns):
             if until_ns > now_ns:
                 due_ns = min(due_ns, until_ns)
@@ -224,10 +262,13 @@ class Member:
         if cause == "queue" and isinstance(error, EngineError):
             wait_s = error.retry_after_s
             until_ns = now_ns + int(min(BUSY_S if wait_s is None else max(0.0, wait_s), self.settings.max_retry_after_s) * 1e9)
-            if wait_s is None:
-                self.busy_until_ns = max(self.busy_until_ns, until_ns)
-            elif until_ns > self.held_until_ns:
-                self.held_until_ns, self.held = until_ns, error
+            ledger = self.ledger
+            with suppress(OSError), ledger.memory:
+                if wait_s is not None:
+                    ledger.hold(until_ns, error.engine_status, error.public_code)
+                elif until_ns > self.busy_until_ns:
+                    ledger.words[ledger.at + BUSY] = until_ns
+                    ledger.changed()
             self.changed()
         elif cause in ("memory", "length") and tokens >= SMALL:
             until_ns = now_ns + int((MEMORY_S if cause == "memory" else LENGTH_S) * 1e9)
@@ -253,10 +294,9 @@ class Member:
         if breaker.state != before:
             if breaker.state == "closed":
                 log.info("engine %r proved itself: its circuit breaker is closed", self.name)
-                self.came_back()
             else:
                 log.warning("the circuit breaker of engine %r is open: it failed too often (last: %s)", self.name, self.last_cause)
-                self.changed()
+            self.changed()
 
     def look_at_load(self) -> None:
         """Take the requests of others, as its metrics tell them, for tokens of ours."""
@@ -280,9 +320,11 @@ class Member:
             if failed:
                 said["checks_failed"] = {one.name: one.evidence for one in failed}
         now_ns = time.perf_counter_ns()
-        fleet: dict[str, Any] = {"requests": self.requests, "breaker": self.breaker.look(now_ns)}
+        if self.ledger.workers > 1:
+            self.see_others()
+        fleet: dict[str, Any] = {"requests": self.requests + self.other_requests, "breaker": self.breaker.look(now_ns)}
         if self.counts:
-            fleet["tokens_in_flight"] = self.tokens
+            fleet["tokens_in_flight"] = self.tokens + self.other_tokens
         if self.section.role != "any":
             fleet["role"] = self.section.role
         if self.owner:
@@ -321,6 +363,8 @@ class Run:
         member.requests += 1
         self.tokens = tokens = prompt_tokens(call) + answer_tokens(call.body, member.mean_answer) if member.counts else 0
         member.tokens += tokens
+        if member.ledger.workers > 1:
+            member.tell_others()
         self._era = member.breaker.begin(now_ns)
 
     @property
@@ -352,6 +396,8 @@ class Run:
         member.tokens -= self.tokens
         if self._own:
             member.used[self._own] -= 1
+        if member.ledger.workers > 1:
+            member.tell_others()
         now_ns = time.perf_counter_ns()
         if error is None or (isinstance(error, Exception) and not isinstance(error, TidegateError)):
             # The second is of whoever took the answer: it was stopped at a term or a mark, which speaks for the engine.

@@ -55,6 +55,9 @@ class Route:
         self.sole: Entry | None = None
         #: When the tiers have to be made anew, if nothing makes it earlier.
         self.due_ns = 0
+        self._shared = member.ledger.workers > 1
+        # the number of the newest change that any worker made, and that of the tiers
+        self._words, self._seen = member.ledger.words, 0
         self._short: list[Tier] = []
         self._long: list[Tier] = []
         self._weak: list[Tier] = []
@@ -70,6 +73,7 @@ class Route:
 
     def refresh(self, now_ns: int) -> None:
         """Make the tiers anew: an entry of each is as good as the next, and the first tier is the best."""
+        self._seen = self._words[0]
         due_ns = NEVER_NS
         roles: dict[str, Tier] = {"any": [], "short": [], "long": [], "fallback": []}
         weak: list[Tier] = [[], [], []]
@@ -120,6 +124,10 @@ class Route:
         counted = [entry[0] for tier in tiers for entry in tier if entry[0].section.role != "fallback"]
         return counted or [entry[0] for tier in tiers for entry in tier] or [entry[0] for entry in self._reserved + self._reserved_weak]
 
+    def is_stale(self, now_ns: int) -> bool:
+        """Whether the tiers have to be made anew: for the time that passed, or for what another worker found."""
+        return now_ns >= self.due_ns or self._words[0] != self._seen
+
     def forget(self, member: Member) -> None:
         """It came back: its KV cache is empty."""
         self._homes = {key: entry for key, entry in self._homes.items() if entry[0] is not member}
@@ -131,16 +139,21 @@ class Route:
         EngineNotAdmitted.
         """
         now_ns = time.perf_counter_ns()
-        if now_ns >= self.due_ns:
+        if now_ns >= self.due_ns or self._words[0] != self._seen:
             self.refresh(now_ns)
         if self.sole is not None:
             return self.sole
+        if self._shared:
+            self._see_others()
         tokens, keys, known = self._need(ask)
         tenant = ask.caller.tenant if ask is not None else ""
         tiers, weak = self._tiers(ask, tokens)
         for entry in self._probes:
             member = entry[0]
-            if member.breaker.probing and member.has_room(tokens) and tokens <= member.longest and (not member.kept or member.has_slot(tenant)):
+            if (
+                member.breaker.probing and member.has_room(tokens) and tokens <= member.longest and (not member.kept or member.has_slot(tenant))
+                and member.breaker.claim(now_ns)
+            ):  # fmt: skip
                 return entry
         for tier in tiers:
             found = self._least(tier, tokens, tenant)
@@ -158,8 +171,10 @@ class Route:
     def instances(self, ask: Ask | None) -> list[Entry]:
         """All that may be asked, the best first. Raises as `choose` does."""
         now_ns = time.perf_counter_ns()
-        if now_ns >= self.due_ns:
+        if self.is_stale(now_ns):
             self.refresh(now_ns)
+        if self._shared:
+            self._see_others()
         tokens, _, _ = self._need(ask)
         tiers, weak = self._tiers(ask, tokens)
         listed = [entry for tier in (*tiers, *weak) for entry in sorted(tier, key=_busyness)]
@@ -172,6 +187,10 @@ class Route:
 
     # --
 
+    def _see_others(self) -> None:
+        for member, _ in self.entries:
+            member.see_others()
+
     def _least(self, tier: Tier, tokens: int, tenant: str, *, all_slots: bool = False, all_sizes: bool = False) -> Entry | None:
         """The one with the least tokens in flight for its weight; of equals the one that was asked longest ago. Slots that are kept for somebody are
         nobody else's in any case."""
@@ -180,15 +199,15 @@ class Route:
         last_ns = 0
         for entry in tier:
             member = entry[0]
-            score = (member.tokens + member.foreign + tokens) * member.slowness
+            score = (member.tokens + member.other_tokens + member.foreign + tokens) * member.slowness
             if best is not None and (score > least or (score == least and member.last_ns >= last_ns)):
                 continue
             if member.kept:
                 if not member.has_slot(tenant):
                     continue
-            elif member.requests >= member.slots_now and not all_slots:
+            elif member.requests + member.other_requests >= member.slots_now and not all_slots:
                 continue
-            if member.tokens + tokens > member.most_tokens and member.requests:
+            if member.tokens + tokens + member.other_tokens > member.most_tokens and not member.has_room(tokens):
                 continue
             if tokens > member.longest and not all_sizes:
                 continue
@@ -259,7 +278,7 @@ class Route:
         return [own, *tiers], [*weak, own_weak]
 
     def _elsewhere(self, member: Member) -> int:
-        return sum(entry[0].requests for entry in self.entries if entry[0] is not member)
+        return sum(entry[0].requests + entry[0].other_requests for entry in self.entries if entry[0] is not member)
 
     def _refusal(self, now_ns: int, tiers: Sequence[Tier]) -> EngineError:
         """Why nobody may be asked."""
@@ -273,10 +292,10 @@ class Route:
         held = [member for member in members if member.held_until_ns > now_ns and member.admitted and not member.drained]
         if held:
             first = min(held, key=lambda member: member.held_until_ns)
-            said = first.held
+            status, code = first.ledger.held
             return EngineRefused(
                 f"The engine {first.name!r} that serves {self.model!r} asked not to be asked yet.",
-                engine_status=said.engine_status if said is not None else 429, engine_code=said.public_code if said is not None else None,
+                engine_status=status or 429, engine_code=code or None,
                 hint="Come back after Retry-After.", retry_after_s=(first.held_until_ns - now_ns) / 1e9,
             )
         drained = [member.name for member in members if member.drained]
@@ -301,7 +320,7 @@ class Route:
 
 def _busyness(entry: Entry) -> tuple[bool, float]:
     member = entry[0]
-    return member.requests >= member.slots_now, member.load * member.slowness
+    return member.full, member.load * member.slowness
 
 
 def _text(content: Any) -> str:

@@ -75,7 +75,8 @@ def _places(points: Points) -> npt.NDArray[np.intp]:
         return odd
     if len(odd) > len(points) // 4:  # another script: picking them out first would cost more than it saves
         return np.flatnonzero(_table().take(points) != PLAIN)
-    return odd[_table().take(points[odd]) != PLAIN]
+    found: npt.NDArray[np.intp] = odd[_table().take(points[odd]) != PLAIN]
+    return found
 
 
 class Odd:

@@ -1,32 +1,35 @@
 """Marks of prompt injection: phrases by which a text tries to make a model leave its instructions, tell them, or play somebody without rules.
 
-It is a list of patterns, so it finds what is said in the usual words and nothing else: a mark is a reason to look, not a proof, and its absence
-proves nothing. docs/door.md says how often it is right.
+Two lists give points: rules, patterns of what is said in the usual words, and cues (`cues.py`), phrases that are frequent in such prompts and seldom
+elsewhere. A mark is a reason to look, not a proof, and its absence proves nothing. docs/door.md says how often it is right.
 
-An Aho-Corasick automaton (Aho and Corasick 1975) finds the words without which no pattern can match; a pattern is only tried around them, so the
-time grows with the length of the text alone.
+A pattern is only tried around words without which it cannot match, so the time grows with the length of the text alone.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import ahocorasick
-
+from tidegate.guard.cues import CUES
 from tidegate.guard.normal import rough_form
+from tidegate.guard.phrases import Phrases, Place
 
 #: Points from which a text is marked.
 ENOUGH = 2
+#: Characters in which they must stand together: long enough for the prompts that are met, and no whole book.
+TOGETHER = 4096
 #: Characters on either side of a word in which its pattern is tried. No pattern reaches further.
 REACH = 160
 #: Texts of fewer characters hold no pattern.
 _SHORTEST = 8
 #: Of a longer text this much of its beginning and of its end is looked at, so that a request of megabytes holds nobody up.
 _END = 1 << 18
+#: What is found without a rule.
+WORDING = "wording"
 
 _FEW = r"(?:\S+ ){0,4}?"
-_SOME = r"(?:\S+ ){0,7}?"
 _ORDERS = (
     r"(?:instruct\w*|prompts?|rules?|guidelines?|directions?|directives?|orders|commands?|programming|training|constraints|restrictions"
     r"|safeguards|guardrails|polic(?:y|ies)|filters?)"
@@ -36,6 +39,12 @@ _OLD = (
     r"|openai'?s?)"
 )
 _HIDDEN = r"(?:system|initial|original|starting|hidden|secret|initiali[sz]ation|internal|underlying|developer|pre-?prompt|base)"
+#: The words of that list.
+_HIDING = "system|initial|original|starting|hidden|secret|initialization|initialisation|internal|underlying|developer|preprompt|pre-prompt|base"
+
+
+def _each(firsts: str, seconds: str) -> str:
+    return "|".join(f"{first} {second}" for first in firsts.split("|") for second in seconds.split("|"))
 
 
 class Rule(NamedTuple):
@@ -47,8 +56,8 @@ class Rule(NamedTuple):
     pattern: re.Pattern[str]
 
 
-def _rule(name: str, points: int, words: str, pattern: str) -> Rule:
-    return Rule(name, points, tuple(words.split("|")), re.compile(pattern))
+def _rule(name: str, points: int, words: str | tuple[str, ...], pattern: str) -> Rule:
+    return Rule(name, points, tuple(words.split("|")) if isinstance(words, str) else words, re.compile(pattern))
 
 
 RULES = (
@@ -56,7 +65,8 @@ RULES = (
         "override", 2, "ignor|disregard|forget|overrid|bypass|overlook|abandon|neglect|discard",
         rf"\b(?:ignor|disregard|forget|overrid|bypass|overlook|abandon|neglect|discard)\w*,? (?:\S+ ){{0,3}}?{_OLD} {_FEW}{_ORDERS}\b",
     ),
-    _rule("override", 2, "follow|obey|adher", rf"\b(?:don'?t|do not|stop|never|no longer|not have to|don'?t have to|need not|cease) (?:\S+ )?"
+    _rule("override", 2, "adher|obey |obeyi|to follow|" + _each("not|n't|nt|ever|stop|longer|cease", "follow"),
+          rf"\b(?:don'?t|do not|stop|never|no longer|not have to|don'?t have to|need not|cease) (?:\S+ )?"
           rf"(?:follow|obey|adher)\w* (?:to )?(?:the |any |your |all )*(?:{_OLD} )+{_FEW}{_ORDERS}\b"),
     _rule("override", 2, "ignor|disregard|forget", r"\b(?:ignore|disregard|forget) (?:about )?(?:all|everything|anything|what) (?:of )?"
           r"(?:that |which )?(?:the above|above|before|i said|was said|(?:you|we|i)(?:'ve| have| were|'re)? (?:been |just )?(?:learn\w*"
@@ -64,19 +74,21 @@ RULES = (
     _rule("override", 2, "new instr|new task|new order|new rule", r"\b(?:here (?:are|is)|these are|follow|obey|your"
         r"|the following are) (?:your |my |the |these )*"
           r"new (?:instructions?|tasks?|orders|rules)\b"),
-    _rule("extraction", 2, "prompt|instruct|messag|config|directive|guideline|rules|string", r"\b(?:show|reveal|print|repeat|output|display"
+    _rule("extraction", 2, _each(_HIDING, "prompt|instr|messa|config|direc|guidel|rules|string|system p|system m|system i|system c"),
+          r"\b(?:show|reveal|print|repeat|output|display"
         r"|tell|give"
         r"|write|encode|translate|leak|"
           r"dump|disclose|share|recite|summari[sz]e|paraphrase|list|see|read|say|spell|expose|extract|return|provide|send|continue"
           r"|what(?:'s| is| are| were| was))\b"
           rf"[^.?!]{{0,60}}?\b{_HIDDEN} (?:system )?(?:prompts?|instructions?|messages?|configuration|directives?|guidelines|string|rules)\b"),
-    _rule("extraction", 2, "instruct|rules|prompt", r"\b(?:reveal|repeat|output|print|recite|disclose|leak|dump|what(?: exactly)? (?:are"
+    _rule("extraction", 2, "instructions|rules|prompt", r"\b(?:reveal|repeat|output|print|recite|disclose|leak|dump|what(?: exactly)? (?:are"
         r"|were|is|was)) (?:\S+ ){0,2}?"
           r"your (?:\S+ )?(?:instructions|prompt|rules)\b"),
-    _rule("extraction", 2, "above|given|instruct|told", r"\b(?:repeat|output|print|encode|copy|echo|reproduce"
+    _rule("extraction", 2, "above|you were given|you were told|you have been given|you have been told",
+          r"\b(?:repeat|output|print|encode|copy|echo|reproduce"
         r"|recite)\b[^.?!]{0,40}?\b(?:text|words?|everything|"
           r"instructions?|sentences?|content|message|prompt)\b (?:that |which )?(?:\S+ ){0,2}?(?:above\b|you (?:were|have been) (?:given|told))"),
-    _rule("extraction", 2, "told before|instructed to|not supposed to tell|start of this conv|beginning of this conv|entire conv|whole conv"
+    _rule("extraction", 2, "were you told before|instructed to|not supposed to tell|start of this conv|beginning of this conv|entire conv|whole conv"
         "|system_prompt|systemprompt",
           r"(?:what were you told before|\bi was instructed to\b|not supposed to tell (?:me|us)|(?:start|beginning) of this conversation"
           r"|repeat (?:\S+ ){0,3}?(?:entire|whole) conversation|\bsystem_prompt\b|\bsystemprompt\b)"),
@@ -86,13 +98,16 @@ RULES = (
           r"|as) (?:\S+ ){0,2}?(?:developer|god|dan|sudo|opposite|"
           r"maintenance|admin|evil) mode|jailbr(?:eak|oken)(?:ed)? (?:mode|version|prompt|ai|enabled|chat\w*|yourself|gpt)"
           r"|strive to avoid norms|dan mode)\b"),
-    _rule("persona", 2, "confines|free|broken|break", r"\b(?:broken|breaks?|breaking|freed|free) (?:free )?(?:of "
+    _rule("persona", 2, "confines|" + _each("openai|ai|al|openai's|ai's|al's", "rules|restr|limitat"),
+          r"\b(?:broken|breaks?|breaking|freed|free) (?:free )?(?:of "
         r"|from )?(?:the )?(?:typical |usual |all )?"
           r"(?:confines of (?:ai|al|a\.i)|confines|(?:openai|ai|al)(?:'s)? (?:rules|restrictions|limitations))"),
     _rule("persona", 2, "unfiltered|uncensored|amoral|unethical|unrestricted|unbound", r"\b(?:unfiltered|uncensored|amoral|unethical"
         r"|unrestricted|unbound)(?:,| and| or)? (?:\S+ ){0,3}?"
           r"(?:ai|al|a\.i\.|model|chatbot|bot|assistant|responses?|answers?|version|language model|character|robot)\b"),
-    _rule("persona", 2, "restrict|filter|limit|guideline|rule|censor|polic|ethic|moral", r"\b(?:no|without|not bound by|free (?:of|from)"
+    _rule("persona", 2, "ethical|moral|openai|censorship|" +
+          _each("content|safety", "guidel|restr|filter|limitat|limits|rules|constr|polic|consid|princ|bound"),
+          r"\b(?:no|without|not bound by|free (?:of|from)"
         r"|bypass\w*|lacks?|lacking|zero|beyond)"
           r" (?:\S+ ){0,2}?(?:ethical|moral|content|openai|censorship|safety)(?:,? (?:and|or) \S+)? (?:guidelines?|restrictions?|filters?"
           r"|filtering|limits?|"
@@ -111,18 +126,21 @@ RULES = (
         "|anything you want|never say", r"\b(?:(?:cannot|never|not|can't) refuse|"
           r"no matter how (?:\S+ )?(?:illegal|unethical|immoral|dangerous|harmful|offensive)|(?:no|without any) warnings?"
           r"|never say (?:that )?(?:you|it) can)"),
-    _rule("persona", 1, "[dan|dan can|dan has|dan is|gpt]|normal]|jailbreak]|stan]|dude]|🔒|🔓", r"(?:\[(?:dan|gpt|chatgpt|normal|jailbreak|stan"
-        r"|dude)\]|(?:🔒|🔓)|\bdan (?:can|has|is) )"),
-    _rule("authority", 2, "override| mode", r"\b(?:(?:administrator|admin|system|developer"
+    _rule("persona", 1, "[dan]|[gpt]|chatgpt]|normal]|jailbreak]|stan]|dude]|dan can|dan has|dan is |[🔒|(🔒|🔒c|🔒n|[🔓|(🔓|🔓j|🔓d",
+          r"(?:\[(?:dan|gpt|chatgpt|normal|jailbreak|stan"
+        r"|dude)\]|[\[(][🔒🔓]|🔒[cn]|🔓[jd]|\bdan (?:can|has|is) )"),
+    _rule("authority", 2, "override|you are now in", r"\b(?:(?:administrator|admin|system|developer"
         r"|root|security) override\b"
           r"|you are now in (?:\S+ )?(?:maintenance|debug\w*|admin\w*|developer|test) mode)"),
-    _rule("role", 2, "<|im_|<|system|<|user|<|assist|<|start_h|<|eot|<|endof|[inst]|[/inst]|<<sys|<</sys",
+    _rule("role", 2, ("<|im_", "<|system", "<|user", "<|assist", "<|start_h", "<|eot", "<|endof", "[inst]", "[/inst]", "<<sys", "<</sys"),
           r"<\|(?:im_start|im_end|system|user|assistant|start_header_id|end_header_id|eot_id|endoftext)\|>|\[/?inst\]|<</?sys>>"),
-    _rule("role", 2, "###|<system|[system|system prompt|user prompt|system input|user input|system message|user message", r"###? ?(?:system"
+    _rule("role", 2, _each("#", "syst|inst|assi|huma") + "|#syst|#inst|#assi|#huma|<system|[system|" + _each("system|user", "prompt|input|message"),
+          r"###? ?(?:system"
         r"|instruction|assistant|human)s?(?: prompt"
         r"| message)? ?:|<system(?:_prompt|_message)?>|\[system(?: message| prompt)?\]"
           r"|-{2,} ?(?:begin|end) (?:of )?(?:system|user) (?:prompt|input|message)"),
-    _rule("exfiltration", 2, "![", r"!\[[^\]]{0,80}\] ?\( ?<?[^) ]{0,100}(?:<message>|\{\{?\w+\}?\}|\$\{|\[\w[\w ]*\]|%7b)"),
+    _rule("exfiltration", 2, "](http|] (http|]( http|](<http",
+          r"!\[[^\]]{0,80}\] ?\( ?<?https?:[^) ]{0,100}(?:<message>|\{\{?\w+\}?\}|\$\{|\[\w[\w ]*\]|%7b)"),
     # The same in other languages.
     _rule("override", 2, "ignor|vergiss|oublie|olvida|missacht", r"\b(?:ignorier\w*|ignora|ignore[zs]?|ignoriert|vergiss|oublie[zs]?|olvida"
         r"|missachte\w*) (?:\S+ ){0,4}?"
@@ -137,54 +155,96 @@ RULES = (
 )  # fmt: skip
 
 
-def _automaton() -> ahocorasick.Automaton:
-    by_word: dict[str, list[int]] = {}
-    for number, rule in enumerate(RULES):
-        for word in rule.words:
-            by_word.setdefault(word, []).append(number)
-    automaton = ahocorasick.Automaton()
-    for word, numbers in by_word.items():
-        automaton.add_word(word, numbers)
-    automaton.make_automaton()
-    return automaton
+#: What is looked for: words of rules, then cues; for each the rules that need it, and the points that it gives itself.
+_WORDS = tuple(dict.fromkeys(word for rule in RULES for word in rule.words))
+_PHRASES = tuple(dict.fromkeys((*_WORDS, *CUES)))
+_KNOWN = tuple((len(phrase), tuple(number for number, rule in enumerate(RULES) if phrase in rule.words), CUES.get(phrase, 0)) for phrase in _PHRASES)
+#: The place of each cue among all of them.
+_CUES = tuple(_PHRASES.index(cue) for cue in CUES)
+_find_all, _find_words, _find_cues = Phrases(_PHRASES).find, Phrases(_WORDS).find, Phrases(tuple(CUES)).find
+#: Points are added up in hundredths, as cues have them.
+_HUNDRED = 100
 
 
-_places = _automaton().iter
+class _Found(NamedTuple):
+    """Something that gives points, in hundredths. `what`: the number of a rule, or of a cue behind all rules; each counts once."""
+
+    at: int
+    what: int
+    points: int
 
 
 def injection(text: str) -> list[str]:
     """The names of the patterns in a text, each once and sorted, where they are enough to mark it; else none.
 
-    Case, homoglyphs, characters that cannot be seen and runs of blanks make no difference. The time grows with the length of the text alone; of
-    a text of more than 524,288 characters the first and the last half of that are looked at.
+    Case, homoglyphs, characters that cannot be seen and runs of blanks make no difference. The time grows with the length of the text alone. Of a
+    text of more than 524,288 characters the first and the last half of that are looked at; cues count at both ends of a long text.
     """
     if len(text) < _SHORTEST:
         return []
     if len(text) > 2 * _END:
         text = text[:_END] + " " + text[-_END:]
     form = rough_form(text)
-    for blank in "\n\t\r":
-        if blank in form:
-            form = form.replace(blank, " ")
-    while "  " in form:  # patterns part words by one blank; each time half of them go
-        form = form.replace("  ", " ")
-    for _ in _places(form):
-        return _closely(form)
-    return []
+    places = _find_all(form) if len(form) <= 2 * TOGETHER else _find_in_long(form)
+    return _judge(form, places) if places else []
 
 
-def _closely(form: str) -> list[str]:
+def _find_in_long(form: str) -> list[Place]:
+    """What rules need, anywhere; cues at both ends."""
+    places = _find_words(form)
+    for begin, end in ((0, TOGETHER), (len(form) - TOGETHER, len(form))):
+        places += [(at + begin, _CUES[cue]) for at, cue in _find_cues(form[begin:end])]
+    return sorted(places)
+
+
+def _judge(form: str, places: list[Place]) -> list[str]:
+    found = sorted([*_rules(form, places), *_cues(form, places)])
+    if not _is_enough(found):
+        return []
+    rules = {one.what for one in found if one.what < len(RULES)}
+    names = {RULES[what].name for what in rules}
+    return sorted(names if sum(RULES[what].points for what in rules) >= ENOUGH else {*names, WORDING})
+
+
+def _is_enough(found: list[_Found]) -> bool:
+    """Whether somewhere enough stands together."""
+    counts: dict[int, int] = {}
+    points = first = 0
+    for one in found:  # each as the last of those that stand together
+        while one.at - found[first].at > TOGETHER:
+            gone = found[first]
+            counts[gone.what] -= 1
+            points -= 0 if counts[gone.what] else gone.points
+            first += 1
+        counts[one.what] = counts.get(one.what, 0) + 1
+        points += one.points if counts[one.what] == 1 else 0
+        if points >= ENOUGH * _HUNDRED:
+            return True
+    return False
+
+
+def _rules(form: str, places: list[Place]) -> Iterator[_Found]:
     around: dict[int, list[list[int]]] = {}  # by pattern the places around its words, those that touch each other as one: nothing is tried twice
-    for end, numbers in _places(form):
-        for number in numbers:
-            places = around.setdefault(number, [])
-            if places and end - REACH <= places[-1][1]:
-                places[-1][1] = end + REACH
+    for end, phrase in places:
+        for number in _KNOWN[phrase][1]:
+            spans = around.setdefault(number, [])
+            if spans and end - REACH <= spans[-1][1]:
+                spans[-1][1] = end + REACH
             else:
-                places.append([max(0, end - REACH), end + REACH])
-    points: dict[str, int] = {}
-    for number, places in around.items():
+                spans.append([max(0, end - REACH), end + REACH])
+    for number, spans in around.items():
         rule = RULES[number]
-        if any(rule.pattern.search(form, begin, end) for begin, end in places):
-            points[rule.name] = points.get(rule.name, 0) + rule.points
-    return sorted(points) if sum(points.values()) >= ENOUGH else []
+        for begin, end in spans:
+            if match := rule.pattern.search(form, begin, end):
+                yield _Found(match.start(), number, rule.points * _HUNDRED)
+
+
+def _cues(form: str, places: list[Place]) -> Iterator[_Found]:
+    for end, phrase in places:
+        size, _, points = _KNOWN[phrase]
+        if points and not _goes_on(form[end : end + 1]) and (end == size or not _goes_on(form[end - size - 1])):
+            yield _Found(end, len(RULES) + phrase, points)
+
+
+def _goes_on(character: str) -> bool:
+    return character.isalnum() or character == "'"

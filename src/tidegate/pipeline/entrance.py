@@ -15,12 +15,18 @@ from tidegate.guard.settings import DoorSettings
 #: The name of what the caller is told, and of its header: x-tidegate-door.
 DOOR = "door"
 _AS_SET = ("as_set", -1)
+#: Texts that are remembered as having nothing.
+_MOST_CLEAN = 8192
 
 
 class Entrance:
-    """The door as one route's settings have it. Costs nothing where all is passed."""
+    """The door as one route's settings have it. Costs nothing where all is passed.
 
-    __slots__ = ("_bounded", "_door", "_max_chars", "_max_depth", "_refused", "_where", "open")
+    A text in which nothing was found is not looked at again while it is remembered, by its hash alone: a system prompt and the turns of a
+    conversation come with each request, and only what is new costs time.
+    """
+
+    __slots__ = ("_bounded", "_clean", "_door", "_max_chars", "_max_depth", "_refused", "_where", "open")
 
     def __init__(self, settings: DoorSettings, where: str = "door") -> None:
         """`where`: how the settings are called in what is said of them."""
@@ -31,6 +37,7 @@ class Entrance:
         self._max_depth = settings.max_depth
         self._where = where
         self._bounded = settings.max_depth < MAX_DEPTH
+        self._clean: set[int] = set()
         #: Nothing is looked at.
         self.open = not looked_for and not settings.max_chars and not self._bounded
 
@@ -47,14 +54,21 @@ class Entrance:
             )  # fmt: skip
         texts: list[str] = []
         gather(value, texts)
-        whole = texts[0] if len(texts) == 1 else "\n".join(texts)
-        if len(whole) > self._max_chars:
+        if (size := sum(map(len, texts)) + len(texts) - 1) > self._max_chars:
             raise BodyTooLarge(
-                f"The texts have {len(whole)} characters, more than {self._max_chars}.",
+                f"The texts have {size} characters, more than {self._max_chars}.",
                 hint=f"Send less, or ask the operator to raise {self._where}.max_chars.", param=name or None,
             )  # fmt: skip
-        if marks := self._door.look(whole):
+        clean = self._clean
+        new = [text for text in texts if hash(text) not in clean]
+        if not new:
+            return
+        if marks := self._door.look(new[0] if len(new) == 1 else "\n".join(new)):
             self._act(ask, marks, name, value)
+            return
+        if len(clean) + len(new) > _MOST_CLEAN:
+            clean.clear()
+        clean.update(map(hash, new))
 
     def _act(self, ask: Ask, marks: list[Mark], name: str, value: Any) -> None:
         refused = next((mark for mark in marks if mark.kind in self._refused), None)

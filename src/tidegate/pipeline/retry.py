@@ -4,55 +4,79 @@ requests, so that a fleet in trouble is not asked twice as much as one that is w
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tidegate.core.ask import Ask, EngineCall
 from tidegate.core.errors import TidegateError
+from tidegate.core.memory import Own
 from tidegate.core.ports import Engine
 from tidegate.engines.cause import cause_of
 from tidegate.pipeline.parts import Engines
 from tidegate.pipeline.settings import GenerationSettings
 
+#: Words of the memory in which the budgets of new plans and of hedges are kept.
+WORDS = 2
+#: One of a kind: a budget is counted in whole parts of it, which workers can add up.
+_ONE = 1_000_000
+
 
 class Budget:
     """So many of a kind as `ratio` times the requests, and `burst` more at a time: a token bucket that requests fill (Finagle's RetryBudget).
 
-    In any stretch of time, at most `burst` + `ratio` * requests are taken.
+    In any stretch of time, at most `burst` + `ratio` * requests are taken, by all workers together: what is missing from the full bucket stands in a
+    word that they share, in parts of `_ONE`. What a worker's requests fill is put in one by one where it came to a whole one, so that a request costs
+    no lock.
     """
 
-    __slots__ = ("_burst", "_left", "_ratio")
+    __slots__ = ("_at", "_due", "_filled", "_memory", "_most", "_words")
 
-    def __init__(self, ratio: float, burst: float) -> None:
-        self._ratio = ratio
-        self._burst = self._left = burst
+    def __init__(self, ratio: float, burst: float, memory: Own | None = None, at: int = 0) -> None:
+        """`at`: the word, 0 at first."""
+        self._filled, self._most = round(ratio * _ONE), round(burst * _ONE)
+        self._memory = memory if memory is not None else Own(1)
+        self._words, self._at = self._memory.words, at
+        self._due = 0
 
     def request(self) -> None:
         """A request came."""
-        left = self._left + self._ratio
-        self._left = left if left < self._burst else self._burst
+        self._due = due = self._due + self._filled
+        if due >= _ONE:
+            self._due = 0
+            if self._words[self._at]:
+                with suppress(OSError), self._memory:
+                    self._words[self._at] = max(0, self._words[self._at] - due)
 
     @property
     def has_one(self) -> bool:
         """Whether one is left."""
-        return self._left >= 1.0 - 1e-9
+        return self._missing() + _ONE <= self._most
 
     def take(self) -> bool:
         """Take one; False where none is left."""
-        if not self.has_one:
-            return False
-        self._left -= 1.0
-        return True
+        with suppress(OSError), self._memory:
+            missing = self._missing() + _ONE
+            if missing <= self._most:
+                self._words[self._at], self._due = missing, 0
+                return True
+        return False
+
+    def _missing(self) -> int:
+        return max(0, self._words[self._at] - self._due)
 
 
 class Retries:
-    """How often, and by what budget, calls are made anew or twice: one for the whole process."""
+    """How often, and by what budget, calls are made anew or twice: one for all workers."""
 
-    def __init__(self, settings: GenerationSettings | None = None) -> None:
+    def __init__(self, settings: GenerationSettings | None = None, memory: Own | None = None) -> None:
+        """`memory`: WORDS of it, where there are other workers."""
         settings = settings if settings is not None else GenerationSettings.model_validate({})
         self.most = settings.max_retries
-        self.budget = Budget(settings.retry_ratio, settings.retry_burst if settings.max_retries else 0.0)
+        memory = memory if memory is not None else Own(WORDS)
+        self.budget = Budget(settings.retry_ratio, settings.retry_burst if settings.max_retries else 0.0, memory, 0)
         self.try_share = settings.try_share
         self.hedge_after_s = settings.hedge_after_s
         # at least one at a time: else a small ratio would never come to a whole one
-        self.hedges = Budget(settings.hedge_ratio, 1.0 if settings.hedge_ratio else 0.0)
+        self.hedges = Budget(settings.hedge_ratio, 1.0 if settings.hedge_ratio else 0.0, memory, 1)
 
     def request(self) -> None:
         """A request came."""
