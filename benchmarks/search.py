@@ -105,7 +105,7 @@ class Rows:
         self.confidence = rng.random(count).astype(np.float32)
         own = rng.integers(0, count, QUERIES)
         noisy = self.vectors[own] + 0.3 * (base[rng.integers(0, len(base), QUERIES)] - base[rng.integers(0, len(base), QUERIES)])
-        self.queries = (noisy / np.linalg.norm(noisy, axis=1, keepdims=True)).astype(np.float32)
+        self.queries = (noisy / np.linalg.norm(noisy, axis=1, keepdims=True)).astype(np.float16).astype(np.float32)  # as they are sent
 
     def fitting(self, wanted: Filter) -> npt.NDArray[np.intp]:
         """The rows that a filter lets pass."""

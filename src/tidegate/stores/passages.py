@@ -41,7 +41,7 @@ EXACT_MOST = 20_000
 #: What is known of a collection, and of how many passages fit a filter, is asked for again after this time.
 KNOWN_NS = 10_000_000_000
 #: Neighbours of a passage in the graph, and candidates that are looked at to find them.
-GRAPH_M, GRAPH_EF = 16, 64
+GRAPH_M, GRAPH_EF = 24, 128
 #: Between two looks at how far an index is built.
 _LOOK_S = 0.5
 _FACET = re.compile(r"[A-Za-z0-9_-]{1,100}")
