@@ -233,6 +233,8 @@ class Legs:
 
         await first_of(runs(self._engine, self._call), second, after_s, race.won)
 
+    # Two of one kind, on purpose: every token of every stream passes one of them, and a question for each chunk is measured here.
+
     def _take_plain(self, batch: list[Chunk]) -> Awaitable[None] | None:
         flight, told = self._ask.flight, self._told
         self._took = True
