@@ -220,7 +220,7 @@ class Gateway:
             own = self.fleet.tenants.get(tenant)
             if own is not None and own.slots and 0 < slots < workers:
                 raise SettingsError(
-                    f"{slots} slots for {models[0]!r} are the tenant {tenant!r}'s, fewer than the {workers} workers that share them.",
+                    f"{slots} slots for {models[0]!r} are those of the tenant {tenant!r}, fewer than the {workers} workers that share them.",
                     hint=f"Raise tenants.{tenant}.slots, or lower server.workers.",
                 )
             self.gate.open(models, self._share(slots), tenant, lends=own is not None and own.lend)
