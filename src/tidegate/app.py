@@ -296,7 +296,8 @@ class Gateway:
         fitting = fit(parts, settings.length) if settings.length.policy != "off" else None
         watching = Control(ban.terms, on_term=ban.on_term, max_step_backs=ban.max_step_backs)
         generate = GenerateStage(
-            self.fleet, control=watching, max_resumes=generation.max_resumes, resume_wait_s=generation.resume_wait_s, retries=parts.retries
+            self.fleet, control=watching, max_resumes=generation.max_resumes, resume_wait_s=generation.resume_wait_s, retries=parts.retries,
+            gate=self.gate,
         )
         entrance = Entrance(settings.door) if settings.door.v1 else None
         hot: dict[str, Route] = {
