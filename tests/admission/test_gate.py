@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tidegate.admission.gate import FREE, Gate, Lane, Place, share
+from tidegate.admission.gate import FREE, Gate, Lane, Place
 from tidegate.admission.settings import AdmissionSettings, ClassSettings
 from tidegate.core.ask import Caller
 from tidegate.core.errors import Busy, DeadlineExceeded, SettingsError
@@ -196,14 +196,6 @@ def test_short_work_is_served_first_and_long_work_is_not_starved() -> None:
         running = place if not place.waits else long
     assert -1 in order
     assert 10 <= len(order) <= 30
-
-
-@pytest.mark.parametrize(("slots", "workers"), [(16, 1), (16, 3), (4, 4), (2, 4), (0, 2)])
-def test_workers_share_the_slots(slots: int, workers: int) -> None:
-    """Together they have exactly the engine's slots, where those are at least as many as the workers; no bound is none for all."""
-    shares = [share(slots, index, workers) for index in range(workers)]
-    assert sum(shares) == (max(slots, workers) if slots else 0)
-    assert max(shares) - min(shares) <= 1
 
 
 # -- who is in which class

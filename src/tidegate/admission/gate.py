@@ -556,11 +556,6 @@ class Gate:
         )
 
 
-def share(slots: int, index: int, workers: int) -> int:
-    """Worker number `index`'s share of an engine's slots: together they have all of them, or one each where there are fewer slots than workers."""
-    return max(1, slots // workers + (index < slots % workers)) if slots else 0
-
-
 def _last(flow: Flow) -> Place | None:
     """The flow's last place that may be given up: a booked one holds."""
     for _, _, item in reversed(flow.items[-_LOOK_BACK:]):
