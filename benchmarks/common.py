@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import platform
 import random
@@ -35,16 +36,50 @@ def rss_mb(pid: int) -> float:
     raise RuntimeError(f"process {pid} has no VmRSS")
 
 
+class Others:
+    """How many cores, on average, were used by what is none of ours; NaN until it is known."""
+
+    cores = math.nan
+
+
+@contextlib.contextmanager
+def used_by_others() -> Iterator[Others]:
+    """Measured from here to the end of the block: what the machine's processors did, less this process and all that it has started."""
+    others, own = Others(), _own_cpu_s()
+    busy, began_s = _busy_s(), time.perf_counter()
+    yield others
+    took_s = time.perf_counter() - began_s
+    others.cores = round((_busy_s() - busy - (_own_cpu_s() - own)) / took_s, 2)
+
+
+def _busy_s() -> float:
+    """CPU seconds of all processes, those of other guests of the host (steal) included."""
+    user, nice, system, _idle, _wait, irq, soft, steal = map(int, Path("/proc/stat").read_text().split(None, 9)[1:9])
+    return (user + nice + system + irq + soft + steal) / _TICKS
+
+
+def _own_cpu_s() -> float:
+    """CPU seconds of this process and of its descendants."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+    ours, found = 0.0, [os.getpid()]
+    while found:
+        pid = found.pop()
+        with contextlib.suppress(OSError):
+            ours += cpu_s(pid)
+        found += [one for one, parent in parents.items() if parent == pid]
+    return ours
+
+
 @contextlib.contextmanager
 def database(shared_buffers_mb: int = 128) -> Iterator[tuple[Path, str, str]]:
     """A fresh embedded PostgreSQL with the schema and one data key: (folder, dsn, key)."""
-    from tidegate.api.control import NewKey, make_key
     from tidegate.local.folder import DataFolder
     from tidegate.local.postgres import Postgres as Server
     from tidegate.local.settings import LocalSettings
     from tidegate.stores.migrate import migrate
-    from tidegate.stores.settings import StoreSettings
-    from tidegate.stores.systems.postgres import Postgres
 
     with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as home:
         Path(home).chmod(0o711)
@@ -55,19 +90,28 @@ def database(shared_buffers_mb: int = 128) -> Iterator[tuple[Path, str, str]]:
         try:
             loop.run_until_complete(server.start())
             migrate(server.dsn)
-            key, record = make_key(NewKey(tenant="bench", role="data", name="", requests_per_minute=0, tokens_per_minute=0))
-
-            async def add() -> None:
-                store = Postgres(StoreSettings(dsn=server.dsn))
-                await store.add_key(record)
-                await store.close()
-
-            loop.run_until_complete(add())
-            yield Path(home), server.dsn, key
+            yield Path(home), server.dsn, add_key(server.dsn, "bench")
         finally:
             loop.run_until_complete(server.stop())
             loop.close()
             folder.close()
+
+
+def add_key(dsn: str, tenant: str) -> str:
+    """A new data key without limits."""
+    from tidegate.api.control import NewKey, make_key
+    from tidegate.stores.settings import StoreSettings
+    from tidegate.stores.systems.postgres import Postgres
+
+    key, record = make_key(NewKey(tenant=tenant, role="data", name="", requests_per_minute=0, tokens_per_minute=0))
+
+    async def add() -> None:
+        store = Postgres(StoreSettings(dsn=dsn))
+        await store.add_key(record)
+        await store.close()
+
+    asyncio.run(add())
+    return key
 
 
 def ban(folder: Path, count: int) -> Path:

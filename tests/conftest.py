@@ -25,8 +25,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.pop("COLUMNS", None)
 
 
-# How long an example takes depends on what else the machine does: no fact of ours.
-hypothesis.settings.register_profile("tidegate", deadline=None)
+# How long an example takes, or is made, depends on what else the machine does: no fact of ours.
+hypothesis.settings.register_profile("tidegate", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tidegate")
 
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 
 import tidegate as tidegate_package
 from tidegate import __version__
-from tidegate.cli import main
+from tidegate.cli import drain, main
 from tidegate.core.errors import LocalPartError, StoreDown
 from tidegate.core.flight import FlightRecord, new_flight_id
 from tidegate.core.keys import hash_key
@@ -309,21 +309,27 @@ def test_a_database_that_is_down_is_a_sentence(app: SimpleNamespace) -> None:
 
 
 class Gateway:
-    """Answers GET with what `answers` says for the path; `asked` is (path, authorization)."""
+    """Answers with what `answers` says for the path; `asked` is (path, authorization), `posted` the paths of POST."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, Any]] = {}
+        self.answers: dict[str, Any] = {}  # a list: one answer after the other
         self.asked: list[tuple[str, str]] = []
+        self.posted: list[str] = []
         gateway = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 gateway.asked.append((self.path, self.headers["authorization"]))
                 unknown = 404, {"error": {"message": "No such flight.", "hint": "Look."}}
-                status, body = gateway.answers.get(self.path.partition("?")[0], unknown)
+                answer = gateway.answers.get(self.path.partition("?")[0], unknown)
+                status, body = answer.pop(0) if isinstance(answer, list) else answer
                 self.send_response(status)
                 self.end_headers()
                 self.wfile.write(body if isinstance(body, bytes) else msgspec.json.encode(body))
+
+            def do_POST(self) -> None:
+                gateway.posted.append(self.path)
+                self.do_GET()
 
             def log_message(self, format: str, *args: Any) -> None:
                 """Silent."""
@@ -377,6 +383,65 @@ def test_a_stranger_at_the_address_is_told(gateway: Gateway, answer: tuple[int, 
     result = tidegate("flight", "abc")
     assert result.exit_code == 1
     assert "--url" in result.stderr
+
+
+# -- engines
+
+
+def engine(requests: int = 0, **fleet: Any) -> dict[str, Any]:
+    return {"admitted": True, "conformance": "passed", "fleet": {"requests": requests, "breaker": "closed", **fleet}}
+
+
+def test_an_engine_is_drained_and_waited_for(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order goes to the gateway; the command comes back when nothing runs there, and shows all engines."""
+    monkeypatch.setattr(drain, "LOOK_S", 0.001)
+    gateway.answers["/api/v1/engines/one/drain"] = (200, {})
+    two = engine(3, breaker="half_open")
+    looks = [engine(count, drained=True, tokens_in_flight=70 * count) for count in (2, 2, 1, 0)]
+    gateway.answers["/api/v1/engines"] = [(200, {"engines": {"one": look, "two": two}}) for look in [looks[0], *looks]]
+    result = tidegate("drain", "one", "--wait", "--key", "admin")
+    assert result.exit_code == 0, result.output
+    assert gateway.posted == ["/api/v1/engines/one/drain"]
+    assert not gateway.answers["/api/v1/engines"], "it looked until nothing ran"
+    for said in ("one", "drained", "two", "breaker half open", "3"):
+        assert said in result.output
+
+
+def test_a_wait_that_takes_too_long_is_given_up(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1, what still runs, and that it stays drained."""
+    monkeypatch.setattr(drain, "LOOK_S", 0.001)
+    gateway.answers["/api/v1/engines/one/drain"] = (200, {})
+    gateway.answers["/api/v1/engines"] = (200, {"engines": {"one": engine(2, drained=True)}})
+    result = tidegate("drain", "one", "--wait", "--time-limit", "0.01", "--key", "admin")
+    assert (result.exit_code, "2 requests still run on 'one'" in result.stderr, "--undo" in result.stderr) == (1, True, True)
+    assert "drained: requests end on it" in result.stdout
+
+
+def test_an_order_is_taken_back_and_engines_are_shown(gateway: Gateway) -> None:
+    """--undo; without a name only the table; --json is the gateway's own."""
+    gateway.answers["/api/v1/engines/one%2Ftwo/resume"] = (200, {})
+    known = {"engines": {"one/two": engine(), "ill": {**engine(), "admitted": False}, "busy": engine(asked_not_before_s=6.5)}}
+    gateway.answers["/api/v1/engines"] = (200, known)
+    undone = tidegate("drain", "one/two", "--undo", "--key", "admin")
+    assert undone.exit_code == 0, undone.output
+    for said in ("takes requests", "not admitted", "left alone for 6.5 s"):
+        assert said in undone.output
+    assert json.loads(tidegate("drain", "--json", "--key", "admin").stdout) == known
+    assert gateway.posted == ["/api/v1/engines/one%2Ftwo/resume"]
+
+
+@pytest.mark.parametrize("args", [("--undo",), ("--wait",), ("one", "--undo", "--wait"), ("one", "--time-limit", "3"), ("one", "--time-limit", "0")])
+def test_drains_that_make_no_sense_are_refused(gateway: Gateway, args: tuple[str, ...]) -> None:
+    """Exit code 2, and nothing was ordered."""
+    assert tidegate("drain", *args).exit_code == 2
+    assert gateway.asked == []
+
+
+def test_an_order_that_is_refused_is_told_in_the_gateways_words(gateway: Gateway) -> None:
+    """Message and hint, exit code 1."""
+    gateway.answers["/api/v1/engines/third/drain"] = (404, {"error": {"message": "There is no engine 'third'.", "hint": "Known: one."}})
+    result = tidegate("drain", "third", "--key", "admin")
+    assert (result.exit_code, result.stderr) == (1, "error: There is no engine 'third'.\nhint: Known: one.\n")
 
 
 def test_without_a_gateway_the_way_out_is_told(tmp_path: Path) -> None:

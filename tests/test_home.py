@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidegate.home import _Home
+import pytest
+
+from tidegate.core.errors import SettingsError
+from tidegate.home import _Home, slices_of
 from tidegate.local.engine import EngineAddress
 from tidegate.local.plan import Running
+from tidegate.local.slices import Slice
 from tidegate.settings import load
 
 ENGINE: dict[str, object] = {"engines.mine.url": "http://127.0.0.1:2", "engines.mine.models": ["big"], "engines.mine.api_key": "secret"}
@@ -16,7 +20,8 @@ def command_of(tmp_path: Path, overrides: dict[str, object]) -> tuple[list[str],
     settings = load(None, {}, {"local.data": str(tmp_path), **overrides})
     engine = EngineAddress("http://127.0.0.1:1", "engine-key", "tiny", 4, 2048)
     small = EngineAddress("http://127.0.0.1:3", "small-key", "small", 2, 2048)
-    command = _Home(settings, tmp_path).gateway(Running(tmp_path, "postgresql:///x", engine, tmp_path / "e.sock", small), 7)
+    own = {one.name: EngineAddress(f"http://127.0.0.1:{n}", f"key {n}", "tiny", 4, 2048) for n, one in enumerate(slices_of(settings), 5)}
+    command = _Home(settings, tmp_path).gateway(Running(tmp_path, "postgresql:///x", engine, tmp_path / "e.sock", small, own), 7)
     return list(command.argv), dict(command.env)
 
 
@@ -53,3 +58,37 @@ def test_the_embedded_engine_has_its_slots_and_a_patient_forecast(tmp_path: Path
     assert load(None, env, {}).admission.forecast_s == 7.0
     _, env = command_of(tmp_path, {"budgets.profile": "gpu"})
     assert load(None, env, {}).admission.forecast_s == 3.0
+
+
+def test_a_tenants_engine_reaches_the_gateway_as_its_own(tmp_path: Path) -> None:
+    """Each tenant with cores or a GPU has an engine by a name that is free, and is told to be served by that alone, however it is written."""
+    config = tmp_path / "tidegate.toml"
+    config.write_text(
+        '[engines.own1]\nurl = "http://127.0.0.1:2"\nmodels = ["big"]\n[tenants."Acme & Sons"]\nisolation = "device"\ncores = [1, 3]\n'
+        '[tenants.bolt]\nisolation = "device"\ngpu = "MIG-1"\n'
+    )
+    settings = load(config, {}, {"local.data": str(tmp_path)})
+    assert slices_of(settings) == [Slice("own2", "Acme & Sons", (1, 3)), Slice("own3", "bolt", gpu="MIG-1")]
+    own = {name: EngineAddress(f"http://127.0.0.1/{name}", f"key of {name}", "tiny", 4, 2048) for name in ("own2", "own3")}
+    command = _Home(settings, tmp_path).gateway(Running(tmp_path, "postgresql:///x", None, None, None, own), 7)
+    argv = list(command.argv)
+    sets = dict(argv[at + 1].split("=", 1) for at, word in enumerate(argv) if word == "--set")
+    seen = load(config, dict(command.env), sets)
+    assert {name: one.instances for name, one in seen.tenants.items()} == {"Acme & Sons": ["own2"], "bolt": ["own3"]}
+    key = seen.engines["own2"].api_key
+    assert key is not None
+    assert (key.get_secret_value(), seen.engines["own2"].slots, seen.engines["own1"].model_names) == ("key of own2", 4, {"big": "big"})
+    assert "key of" not in " ".join(argv)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [({"local.engine": False}, "local.engine is false"), ({"tenants.acme.instances": ["a"]}, "has instances, and cores or a gpu")],
+    ids=["no engine", "instances too"],
+)
+def test_a_tenants_engine_that_cannot_be_is_refused_by_name(tmp_path: Path, more: dict[str, object], says: str) -> None:
+    """Before anything starts."""
+    settings = load(None, {}, {"local.data": str(tmp_path), "tenants.acme.isolation": "device", "tenants.acme.cores": [1], **more})
+    with pytest.raises(SettingsError, match=says) as refused:
+        slices_of(settings)
+    assert "[tenants.acme]" in refused.value.message

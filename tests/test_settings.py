@@ -73,6 +73,31 @@ def test_an_unknown_profile_is_refused_by_name() -> None:
     assert error.message == "flag: budgets.profile is \"tpu\", but should be 'gpu' or 'embedded'."
 
 
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("slots = 2", '[tenants.acme] has slots, which isolation = "shared" has no use for.'),
+        ('isolation = "slots"', '[tenants.acme] has isolation = "slots", which needs a number of slots.'),
+        ('isolation = "slots"\nslots = 1\ninstances = ["a"]', '[tenants.acme] has instances, which isolation = "slots" has no use for.'),
+        ('isolation = "instance"', '[tenants.acme] has isolation = "instance", which needs the names of its instances.'),
+        ('isolation = "instance"\ninstances = ["a"]\ncores = [1]', '[tenants.acme] has cores, which isolation = "instance" has no use for.'),
+        ('isolation = "device"', '[tenants.acme] has isolation = "device", which needs cores or gpu.'),
+        ('isolation = "own"', "tenants.acme.isolation is \"own\", but should be 'shared', 'slots', 'instance' or 'device'."),
+        ('isolation = "device"\ncores = [1, 1]', "tenants.acme.cores is [1, 1], but must be different numbers from 0 on."),
+    ],
+    ids=["no level", "no number", "two levels", "no instance", "a core too many", "no device", "unknown level", "a core twice"],
+)
+def test_a_level_of_isolation_and_its_settings_go_together(section: str, says: str) -> None:
+    """What contradicts itself is refused, with its section and its place."""
+    assert says in refused(write(f"[tenants.acme]\n{section}\n")).message
+
+
+def test_a_section_that_contradicts_itself_says_how() -> None:
+    """It is not told to be missing."""
+    error = refused(write(ENGINE + 'role = "high_value"\n'))
+    assert error.message == 'my.toml:2: [engines.local] role = "high_value" and high_value_for go together: whose requests are they?'
+
+
 def test_the_later_layer_wins_setting_by_setting() -> None:
     """File, then environment, then flag; what a later layer does not name stays."""
     path = write("[server]\nhost = '::1'\nport = 1\nbacklog = 7\n")

@@ -21,7 +21,8 @@ import msgspec
 import uvloop
 
 from tidegate import __version__
-from tidegate.admission.gate import Gate, share
+from tidegate.admission import pool
+from tidegate.admission.gate import Gate, Lane
 from tidegate.admission.leases import Leases
 from tidegate.admission.limits import Limits
 from tidegate.admission.plan import money_is_limited
@@ -95,6 +96,8 @@ _SWITCH_S = 0.0005
 #: Names of malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _FIGURES_KEPT_NS = 500_000_000
+#: Seconds between two looks at the slots that workers share.
+_SLOTS_S = 0.05
 _BREAKER = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 PARTS = "run/parts.json"
 #: Engines that their operator drains, below the data folder: for all workers.
@@ -109,8 +112,9 @@ class Common:
 
     book: SharedBook
     whereabouts: Whereabouts
-    #: Budgets of new plans (see pipeline/retry.py), and what is known of each engine.
+    #: Budgets of new plans (see pipeline/retry.py), slots of each lane, and what is known of each engine.
     budgets: Memory
+    slots: Memory
     fleet: Memory
     engines: int
     tenants: int
@@ -123,7 +127,8 @@ class Common:
         tenants = sum(1 for one in settings.tenants.values() if one.slots)
         return cls(
             SharedBook(settings.limits.most_subjects, workers), Whereabouts(workers, _of_one(settings.streams, workers).replay_streams),
-            Memory(BUDGET_WORDS, workers), Memory(words_for(engines, workers, tenants), workers), engines, tenants,
+            Memory(BUDGET_WORDS, workers), Memory(pool.words_for(_most_lanes(settings), workers), workers),
+            Memory(words_for(engines, workers, tenants), workers), engines, tenants,
         )
 
     def join(self, worker: int) -> None:
@@ -131,13 +136,21 @@ class Common:
         self.book.join(worker)
         self.whereabouts.join(worker)
         self.budgets.join(worker)
+        self.slots.join(worker)
         self.fleet.join(worker)
 
     def reclaim(self, worker: int) -> None:
         """The worker with this number is dead: what it held comes back."""
         self.whereabouts.clear(worker)
         clear_worker(self.fleet, self.engines, worker, self.tenants)
+        pool.clear(self.slots, worker)
         self.book.reclaim(worker)
+
+
+def _most_lanes(settings: Settings) -> int:
+    """Lanes that the gate may have: for each model one of all, and one of each tenant that is kept apart."""
+    models = {model for one in settings.engines.values() for model in one.model_names}
+    return len(models) * (1 + sum(one.apart is not None for one in settings.tenants.values()))
 
 
 def _need_slots(settings: Settings) -> None:
@@ -195,7 +208,8 @@ class Gateway:
             self.store, settings.tenants, refresh_s=settings.server.keys_refresh_s, snapshot=data / "keys.msgpack"
         )
         sinks: list[FlightSink] = [self.spool, self.metrics, self.recent, self.flight_log]
-        self._index = index
+        self._common = common
+        self._pools: dict[tuple[str, str], tuple[pool.Pool, Lane]] = {}
         self._retries = Retries(settings.generation, common.budgets if common is not None else None)
         self.gate = Gate(settings.admission, settings.classes)
         self._open_lanes()
@@ -216,20 +230,34 @@ class Gateway:
 
     def _open_lanes(self) -> None:
         """The lanes of each model, those of tenants with slots or engines of their own apart. Raises SettingsError where workers cannot share one."""
-        for tenant, models in self.fleet.lanes():
+        for number, (tenant, models) in enumerate(self.fleet.lanes()):
             slots, workers = self.fleet.slots(models[0], tenant), self.settings.server.workers
             own = self.fleet.tenants.get(tenant)
             if own is not None and own.slots and 0 < slots < workers:
                 raise SettingsError(
-                    f"{slots} slots for {models[0]!r} are the tenant {tenant!r}'s, fewer than the {workers} workers that share them.",
+                    f"{slots} slots for {models[0]!r} are those of the tenant {tenant!r}, fewer than the {workers} workers that share them.",
                     hint=f"Raise tenants.{tenant}.slots, or lower server.workers.",
                 )
-            self.gate.open(models, self._share(slots), tenant, lends=own is not None and own.lend)
+            shared = pool.Pool(self._common.slots, number) if self._common is not None else None
+            lane = self.gate.open(models, shared.resize(slots, None) if shared is not None else slots, tenant, lends=own is not None and own.lend)
+            if shared is not None:
+                self._pools |= {(model, tenant): (shared, lane) for model in models}
         self.gate.alias(DEFAULT, self.fleet.default)
-        self.fleet.on_change = lambda model, slots, tenant: self.gate.resize(model, self._share(slots), tenant)
+        self.fleet.on_change = self._resize
 
-    def _share(self, slots: int) -> int:
-        return share(slots, self._index, self.settings.server.workers)
+    def _resize(self, model: str, slots: int, tenant: str) -> None:
+        if (found := self._pools.get((model, tenant))) is not None:
+            slots = found[0].resize(slots, found[1])
+        self.gate.resize(model, slots, tenant)
+
+    async def _keep_slots(self) -> None:
+        """Give other workers the slots that are idle here, and take those that are idle there. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(_SLOTS_S)
+            for (model, tenant), (shared, lane) in self._pools.items():
+                before, slots = shared.held, shared.settle(lane)
+                if slots != before:
+                    self.gate.resize(model, slots, tenant)
 
     def _sockets(self) -> Path:
         """The folder of the sockets by which workers reach each other: ours alone."""
@@ -262,6 +290,8 @@ class Gateway:
         self._tasks.append(loop.create_task(self.limits.keep()))
         if self.shared is not None:
             self._tasks.append(loop.create_task(self.shared.keep_telling()))
+        if self._pools:
+            self._tasks.append(loop.create_task(self._keep_slots()))
         if self.peers is not None:
             self.peers.listen()
             self._tasks.append(loop.create_task(self.peers.serve()))
@@ -297,7 +327,8 @@ class Gateway:
         fitting = fit(parts, settings.length) if settings.length.policy != "off" else None
         watching = Control(ban.terms, on_term=ban.on_term, max_step_backs=ban.max_step_backs)
         generate = GenerateStage(
-            self.fleet, control=watching, max_resumes=generation.max_resumes, resume_wait_s=generation.resume_wait_s, retries=parts.retries
+            self.fleet, control=watching, max_resumes=generation.max_resumes, resume_wait_s=generation.resume_wait_s, retries=parts.retries,
+            gate=self.gate,
         )
         entrance = Entrance(settings.door) if settings.door.v1 else None
         hot: dict[str, Route] = {

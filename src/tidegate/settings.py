@@ -334,7 +334,7 @@ def _problems(invalid: ValidationError, given: Mapping[KeyPath, Given]) -> list[
             depth = len(path) if inside else len(path) - 1
             source = next((other.source for where, other in given.items() if where[:depth] == path[:depth]), "")
             if inside:  # what contradicts itself is a whole section
-                problems += [Problem(f"{source}: [{dotted(path)}] {words}.") for words in inside]
+                problems += [Problem(f"{source}: [{dotted(path)}] {words}{'' if words.endswith('?') else '.'}") for words in inside]
             else:
                 problems.append(Problem(f"{source}: {dotted(path)} is missing.", "It has no default: give it a value."))
         else:

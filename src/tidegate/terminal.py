@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -185,6 +186,31 @@ def render_flights(records: Sequence[FlightRecord]) -> RenderableType:
             ms(record.whole_ns), ms(record.first_token_ns) if record.first_token_ns else "-", str(record.usage.completion_tokens),
         )
     return table
+
+
+def render_engines(known: Mapping[str, Mapping[str, Any]]) -> RenderableType:
+    """The engines of `tidegate drain`: whether each takes requests, and how many run on it in all workers."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("engine", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    for name in ("requests", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    for name, engine in known.items():
+        fleet = engine.get("fleet", {})
+        state, style = _state(engine, fleet)
+        table.add_row(printable(name), printable(state, style), str(fleet.get("requests", 0)), str(fleet.get("tokens_in_flight", "-")))
+    return table
+
+
+def _state(engine: Mapping[str, Any], fleet: Mapping[str, Any]) -> tuple[str, str]:
+    if fleet.get("drained"):
+        return ("drained: requests end on it" if fleet.get("requests") else "drained"), "yellow"
+    if not engine.get("admitted", True):
+        return "not admitted: it failed a check", "bold red"
+    if "asked_not_before_s" in fleet:
+        return f"asked to be left alone for {fleet['asked_not_before_s']} s", "yellow"
+    breaker = fleet.get("breaker", "closed")
+    return ("takes requests", "green") if breaker == "closed" else (f"breaker {str(breaker).replace('_', ' ')}", "bold red")
 
 
 VERDICT_STYLES = {"pass": "green", "fail": "bold red", "not proven": "yellow", "not applicable": "dim"}

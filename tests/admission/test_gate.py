@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tidegate.admission.gate import FREE, Gate, Lane, Place, share
+from tidegate.admission.gate import FREE, Gate, Lane, Place
 from tidegate.admission.settings import AdmissionSettings, ClassSettings
 from tidegate.core.ask import Caller
 from tidegate.core.errors import Busy, DeadlineExceeded, SettingsError
@@ -60,6 +60,55 @@ class World:
 
 
 # -- slots and the queue
+
+
+def test_who_need_not_wait_is_refused_by_its_own_bound() -> None:
+    """One behind whom a lower rung stands is told at once that its slot would come later than is of use; others wait for theirs."""
+    world = World(1, forecast_s=600)
+    world.teach(4.0)
+    (running,) = world.fill()
+    with pytest.raises(Busy):
+        world.gate.enter("m", Caller("k", "t"), prompt_tokens=100, answer_tokens=50, within_ns=S)
+    waiting = world.gate.enter("m", Caller("k2", "t"), prompt_tokens=100, answer_tokens=50, within_ns=100 * S)
+    assert waiting.waits
+    running.leave(150)
+    assert not waiting.waits
+
+
+def test_the_outlook_of_one_that_waits_is_what_it_waited_and_what_is_forecast() -> None:
+    """It stands still as long as all goes as was forecast, and grows where what runs takes longer or others come before it."""
+    world = World(1, forecast_s=600)
+    world.teach(4.0)
+    (running,) = world.fill()
+    place = world.enter()
+    first = place.outlook_ns()
+    assert abs(first - place.forecast_ns) <= S // 10
+    world.now += S
+    assert abs(place.outlook_ns() - first) <= S // 10
+    world.now += 9 * S
+    assert place.outlook_ns() >= 10 * S
+    running.leave(150)
+
+
+def test_a_spare_slot_is_free_now_or_none() -> None:
+    """Never a place in the queue, and never before those that wait; nothing bounds it where nothing bounds the lane."""
+    world = World(2, forecast_s=60)
+
+    def spare() -> Place | None:
+        return world.gate.spare("m", Caller("k", "t"), prompt_tokens=100)
+
+    first, second = world.enter(), spare()
+    assert second is not None
+    assert (second.waits, world.lane.running) == (False, 2)
+    assert spare() is None
+    waiting = world.enter()
+    assert spare() is None
+    world.lane.resize(3)
+    assert (waiting.waits, spare()) == (False, None)
+    for place in (first, second, waiting):
+        place.leave(10)
+    assert world.lane.running == 0
+    assert world.gate.spare("unknown", Caller("k", "t"), prompt_tokens=1) is FREE
 
 
 def test_a_lane_without_bound_counts_nothing() -> None:
@@ -147,14 +196,6 @@ def test_short_work_is_served_first_and_long_work_is_not_starved() -> None:
         running = place if not place.waits else long
     assert -1 in order
     assert 10 <= len(order) <= 30
-
-
-@pytest.mark.parametrize(("slots", "workers"), [(16, 1), (16, 3), (4, 4), (2, 4), (0, 2)])
-def test_workers_share_the_slots(slots: int, workers: int) -> None:
-    """Together they have exactly the engine's slots, where those are at least as many as the workers; no bound is none for all."""
-    shares = [share(slots, index, workers) for index in range(workers)]
-    assert sum(shares) == (max(slots, workers) if slots else 0)
-    assert max(shares) - min(shares) <= 1
 
 
 # -- who is in which class

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from tests.api.conftest import House, add_keys, start_gateway, start_scripted, stop, until, url_of
 
+from tidegate.cli import main
 from tidegate.stores.migrate import migrate
 
 
@@ -39,6 +42,11 @@ class Pair(House):
     def _requests(self) -> dict[str, int]:
         urls = {"scripted": self.engine, "second": self.other}
         return {name: httpx.get(url + "/stats").json()["requests"] for name, url in urls.items() if self.processes[name].poll() is None}
+
+    def engines(self) -> dict[str, Any]:
+        with self.client("admin") as client:
+            found: dict[str, Any] = client.get("/api/v1/engines").json()["engines"]
+            return found
 
     def health(self) -> dict[str, Any]:
         found: dict[str, Any] = httpx.get(self.url + "/health").json()
@@ -78,6 +86,24 @@ def test_drain_and_back(pair: Pair) -> None:
         assert client.get("/api/v1/engines").json()["engines"]["scripted"]["fleet"]["drained"] is True
     assert pair.order("scripted", "resume").json()["fleet"].get("drained") is None
     until(lambda: "scripted" in pair.asked("again"), "the way back")
+
+
+def test_drained_by_the_command_line(pair: Pair) -> None:
+    """`tidegate drain` waits until what runs in any worker has ended; `--undo` takes it back."""
+    threads = [threading.Thread(target=pair.chat, args=("##t=1000,n=2##",)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: sum(engine["fleet"]["requests"] for engine in pair.engines().values()) >= 2, "requests, in whichever worker")
+    options = ["--url", pair.url, "--key", pair.keys["admin"]]
+    done = CliRunner().invoke(main, ["drain", "second", "--wait", "--time-limit", "20", *options])
+    assert done.exit_code == 0, done.output
+    assert "drained" in done.output
+    assert httpx.get(pair.other + "/stats").json()["active"] == 0
+    for thread in threads:
+        thread.join(20)
+    assert CliRunner().invoke(main, ["drain", "second", "--undo", *options]).exit_code == 0
+    assert CliRunner().invoke(main, ["drain", "second", "--url", pair.url, "--key", pair.keys["data"]]).exit_code == 1
+    until(lambda: "second" in pair.asked("back"), "the way back")
 
 
 def test_who_may_order(pair: Pair) -> None:

@@ -154,6 +154,34 @@ def test_where_all_slots_are_taken_a_lower_rung_answers(rungs: House, name: str)
     until(lambda: rungs.stats()["active"] == 0, "the slot's release")
 
 
+def test_nobody_waits_for_a_slot_that_is_forecast_too_late(postgres_dsn: str, tmp_path: Path) -> None:
+    """The gate would let it wait for an hour, but the first token is wanted within a second, and an answer was seen to take two: the list answers at
+    once. Without a ladder the same request waits for its turn."""
+    migrate(postgres_dsn)
+    keys = asyncio.run(add_keys(postgres_dsn))
+    stages = 'stages = ["prompt", "generate", "cite"]\nmodel = "scripted"\n'
+    write(tmp_path / "capabilities", "one", stages + REST.replace("full_share = 0.1\n", ""), TEXT)
+    engine, engine_url = start_scripted()
+    folders = {"TIDEGATE_CAPABILITIES__FOLDERS": json.dumps([str(tmp_path / "capabilities")])}
+    patient = {"TIDEGATE_ENGINES__SCRIPTED__SLOTS": "1", "TIDEGATE_ADMISSION__FORECAST_S": "3600"}
+    process = start_gateway(tmp_path, postgres_dsn, engine_url, **folders, **patient)
+    try:
+        house = House(url_of(tmp_path, process), engine_url, keys, tmp_path, process)
+        assert house.chat("##t=2000,n=2##").status_code == 200
+        body = {"messages": [{"role": "user", "content": "##t=1,i=50,n=20000##"}], "stream": True}
+        with house.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as long:
+            pieces = long.iter_raw()
+            next(pieces)
+            known = ask(house, "one", "Your hours?")
+        assert (known.headers["x-tidegate-rung"], known.json()["ladder"]["cause"]) == ("faq", "busy")
+        flight = house.flight(known.json()["trace_id"])
+        assert [what for _, what, _ in flight["decisions"] if what in ("queued", "not_queued")] == ["not_queued"]
+        assert "queue" not in {part for part, _ in flight["laps"]}
+    finally:
+        stop(process)
+        stop(engine)
+
+
 def test_a_stream_that_broke_after_its_first_text_is_not_begun_again(rungs: House) -> None:
     """The error event that it was before; no second answer behind the first."""
     said = events(ask(rungs, "one", "Your hours? ##n=8,m=cut,k=3##", stream=True))

@@ -15,6 +15,12 @@ import httpx
 import pytest
 from tests.api.conftest import House, add_keys, start_gateway, start_scripted, stop, until, url_of
 
+from tidegate.admission.gate import Gate
+from tidegate.admission.settings import AdmissionSettings
+from tidegate.api import waiting
+from tidegate.core.ask import Caller
+from tidegate.core.errors import Busy
+from tidegate.core.flight import Flight
 from tidegate.stores.migrate import migrate
 
 #: An answer of the engine that lasts until its client is done with it.
@@ -46,6 +52,38 @@ def gateway(dsn: str, folders: pytest.TempPathFactory, **more: str) -> Iterator[
     finally:
         stop(process)
         stop(engine)
+
+
+class Clock:
+    now = 1
+
+    def __call__(self) -> int:
+        return self.now
+
+
+async def test_who_need_not_wait_goes_when_the_forecast_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs takes longer than was forecast: its place is given up as soon as that is seen, the flight says so, and the queue is empty."""
+    monkeypatch.setattr(waiting, "LOOK_S", 0.001)
+    clock = Clock()
+    gate = Gate(AdmissionSettings(forecast_s=600), clock_ns=clock)
+    bounded = gate.open(["m"], 1)
+    for _ in range(20):
+        place = gate.enter("m", Caller("k", "t"), prompt_tokens=100)
+        clock.now += 1_000_000_000
+        place.leave(150)
+    running = gate.enter("m", Caller("k", "t"), prompt_tokens=100)
+    place = gate.enter("m", Caller("k", "t"), prompt_tokens=100, within_ns=5_000_000_000)
+    flight = Flight("/test")
+    waits = asyncio.create_task(waiting.turn(place, flight, 5.0))
+    for _ in range(5):
+        await asyncio.sleep(0.002)
+    assert not waits.done(), "it comes in time, by all that is known"
+    clock.now += 6_000_000_000
+    with pytest.raises(Busy, match="5 s"):
+        await waits
+    assert (bounded.queue.waiting, bounded.running) == (0, 1)
+    assert [what for _, what, _ in flight.decisions] == ["not_queued"]
+    running.leave(150)
 
 
 def lane(house: House) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -261,6 +262,52 @@ def test_only_its_owner_enters_the_workers_sockets(house: House, keeping: tuple[
     assert sorted(one.name for one in sockets) == [f"worker-{number}.sock" for number in range(4)]
     assert {one.stat().st_mode & 0o777 for one in sockets} == {0o600}
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def slotted(house: House, postgres_dsn: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Two workers before an engine with four slots."""
+    more = {"TIDEGATE_SERVER__WORKERS": "2", "TIDEGATE_ENGINES__SCRIPTED__SLOTS": "4", "TIDEGATE_ADMISSION__FORECAST_S": "3600"}
+    process = start_gateway(tmp_path, postgres_dsn, house.engine, **more)
+    try:
+        yield process, url_of(tmp_path, process)
+    finally:
+        stop(process)
+
+
+def test_workers_run_no_more_than_the_engine_has(house: House, slotted: tuple[subprocess.Popen[bytes], str]) -> None:
+    """Sixty requests at once, on connections of their own: at no look has the engine more than its four, and all are answered."""
+    _, url = slotted
+    order = {"messages": [{"role": "user", "content": "##t=60,n=2##"}]}
+    headers = {"authorization": f"Bearer {house.keys['data']}"}
+    most = 0
+    with ThreadPoolExecutor(60) as pool:
+        answers = [pool.submit(httpx.post, url + "/v1/chat/completions", headers=headers, json=order, timeout=60) for _ in range(60)]
+        while not all(answer.done() for answer in answers):
+            most = max(most, house.stats()["active"])
+    assert {answer.result().status_code for answer in answers} == {200}
+    assert most <= 4
+
+
+def test_one_worker_has_the_slots_of_an_idle_one(house: House, slotted: tuple[subprocess.Popen[bytes], str]) -> None:
+    """All four connections happen to be one worker's: three run there at once (one slot stays with the other), and the fourth when that ends."""
+    process, url = slotted
+    first, mine = 0, []
+    while len(mine) < 4:
+        reading = Reading(url, house.keys["data"], order="##i=20,n=3000##")
+        first = first or holder(process, reading.port)
+        if holder(process, reading.port) == first:
+            mine.append(reading)
+        else:
+            reading.leave()
+    for reading in mine[:3]:
+        reading.read(1)
+    until(lambda: house.stats()["active"] == 3, "three that run")
+    mine[0].leave()
+    mine[3].read(1)
+    for reading in mine[1:]:
+        reading.leave()
+    until(lambda: house.stats()["active"] == 0, "the end of all")
 
 
 def test_fewer_slots_than_workers_are_refused() -> None:

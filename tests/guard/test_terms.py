@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tidegate.core.errors import SettingsError
 from tidegate.guard.normal import MOST_UNSEEN, look_up
-from tidegate.guard.terms import Hit, Scan, TermList, Terms, normal_form, read_terms
+from tidegate.guard.terms import Hit, Scan, TermList, Terms, normal_form
+from tidegate.guard.terms_file import read_terms
 
 TERMS = ["bomb", "bombs away", "état", "schön", "炸弹", "弹药库", "c++", "한글", "foo bar", "ab", "abcab", "x\u0323\u0301y", "ﬁne", "αι", "กข"]
 WORDS = Terms([TermList(TERMS)])

@@ -29,11 +29,12 @@ _ROOT = os.geteuid() == 0
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "as_root: about what root does; left out for other users")
     config.addinivalue_line("markers", "mounts: mounts a small disk; left out where that is not allowed")
+    config.addinivalue_line("markers", "two_cores: divides the machine's cores; left out where there is one alone")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Facts about root are none for other users: such tests are left out, not skipped, since a skip means that something is missing."""
-    unfit = [name for name, fits in (("as_root", _ROOT), ("mounts", _may_mount())) if not fits]
+    unfit = [name for name, fits in (("as_root", _ROOT), ("mounts", _may_mount()), ("two_cores", len(os.sched_getaffinity(0)) > 1)) if not fits]
     out = [item for item in items if any(item.get_closest_marker(name) for name in unfit)]
     if out:
         items[:] = [item for item in items if item not in out]

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tidegate.admission.gate import Gate, Place
+from tidegate.admission.settings import AdmissionSettings
 from tidegate.bench.behaviour import Behaviour, Curve
 from tidegate.bench.script import Request
 from tidegate.bench.scripted import Scripted
@@ -24,6 +26,7 @@ from tidegate.core.errors import ContextTooLong, EngineCut, EngineDown, EngineRe
 from tidegate.core.flight import Flight
 from tidegate.core.memory import Shared
 from tidegate.engines.fleet import Fleet
+from tidegate.engines.member import Run
 from tidegate.engines.settings import EngineSettings, FleetSettings
 from tidegate.pipeline.hedge import Lost, Race, first_of
 from tidegate.pipeline.retry import WORDS, Budget, Retries
@@ -536,6 +539,58 @@ async def test_who_is_let_go_takes_the_winner_nothing(wins: str, fault: str) -> 
         assert (loser.aborted, servers.all[wins].aborted) == (1, 0)
 
 
+class Slots:
+    """A gate with so many slots for the model, and a request's own place in it."""
+
+    def __init__(self, slots: int) -> None:
+        self.gate = Gate(AdmissionSettings())
+        self.lane = self.gate.open(["m"], slots)
+
+    def enter(self) -> Place:
+        return self.gate.enter("m", Caller("k", "t"), prompt_tokens=8, answer_tokens=8)
+
+
+@both
+async def test_a_hedge_takes_a_slot(streamed: bool) -> None:
+    """It counts as any request, until one of the two is over; then the one that runs has the request's own."""
+    async with serving(Behaviour(first=Curve(20_000.0)), Behaviour(first=Curve(200.0))) as servers:
+        slots = Slots(2)
+        own, seen = slots.enter(), []
+        stage = GenerateStage(servers.fleet, retries=retries(**HEDGED), gate=slots.gate)
+        ask = new_ask(streamed)
+        running = asyncio.create_task(stage(ask))
+        await until(lambda: servers.requests()["b"] == 1)
+        seen.append(slots.lane.running)
+        await running
+        seen.append(slots.lane.running)
+        own.leave()
+        assert (seen, slots.lane.running) == ([2, 1], 0)
+        assert decisions(ask, "hedge_won") == [{"engine": "b"}]
+
+
+@both
+@pytest.mark.parametrize("why", ["all slots are taken", "somebody waits", "the other instance is full"])
+async def test_without_a_free_slot_nobody_is_hedged(streamed: bool, why: str) -> None:
+    """It takes nobody's turn, waits in no queue, and asks no instance for more than it has."""
+    async with serving(Behaviour(first=Curve(300.0)), Behaviour(), engines={"b": {"slots": 1}}) as servers:
+        slots = Slots(1 if why != "the other instance is full" else 4)
+        places = [slots.enter() for _ in range(2 if why == "somebody waits" else 1)]
+        if why == "the other instance is full":
+            full = new_ask(True)
+            assert full.call is not None
+            run = Run(servers.fleet.members["b"], full.call)
+        stage = GenerateStage(servers.fleet, retries=retries(**HEDGED), gate=slots.gate)
+        ask = new_ask(streamed)
+        await stage(ask)
+        assert (ask.flight.engine, servers.requests()) == ("a", {"a": 1, "b": 0})
+        assert decisions(ask, "not_hedged") == [{"engine": "a", "why": "no slot is free"}]
+        assert slots.lane.running == 1
+        if why == "the other instance is full":
+            run.end(None)
+        for place in places:
+            place.leave()
+
+
 async def test_a_hedged_answer_that_breaks_off_goes_on() -> None:
     """The winner breaks off in its middle: the answer is resumed as any other."""
     async with serving(Behaviour(first=Curve(20_000.0)), Faulty(fault="cut", at=2)) as servers:
@@ -569,6 +624,7 @@ def test_first_of(first: str, second: str, first_is_late: bool, second_is_quick:
                 running.discard(name)
 
         asked: list[str] = []
+        overs: list[str] = []
 
         def opens() -> None:
             gate_one.set()
@@ -578,7 +634,7 @@ def test_first_of(first: str, second: str, first_is_late: bool, second_is_quick:
             asked.append("two")
             (gate_two if second_is_quick else gate_one).set()
             loop.call_later(0.002, opens)
-            return runs("two", second, gate_two) if second != "none" else None
+            return (runs("two", second, gate_two), lambda: overs.append("over")) if second != "none" else None
 
         loop = asyncio.get_running_loop()
         if not first_is_late:
@@ -590,6 +646,7 @@ def test_first_of(first: str, second: str, first_is_late: bool, second_is_quick:
             outcome = f"{error}"
         assert not running
         assert bool(asked) == first_is_late
+        assert bool(overs) == (first_is_late and second != "none"), "it is told when one of two is over, and only then"
         if first == "result" and (not first_is_late or second != "result"):
             assert outcome == "one"
         elif first_is_late and second == "result" and first != "result":

@@ -99,6 +99,16 @@ def test_an_empty_answer_ends_with_its_prompt() -> None:
         assert one.first_ns == one.done_ns == pytest.approx(0.1e9)
 
 
+def test_what_is_cached_is_not_read() -> None:
+    """500 tokens of which the engine has 400: 0.1 s."""
+    one = job(0, 500, 1)
+    one.cached = 400
+    engine = Engine(SPEED)
+    engine.start(one, 0)
+    run(engine)
+    assert one.first_ns == pytest.approx(0.1e9)
+
+
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 300), st.integers(0, 5_000_000_000)), min_size=1, max_size=40))
 def test_nobody_is_faster_than_alone_and_the_whole_is_not_faster_than_the_engine(asked: list[tuple[int, int, int]]) -> None:
     """Every request ends once, none before its time alone; all prompts together take at least their reading; never more than the slots run."""

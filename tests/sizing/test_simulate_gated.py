@@ -68,6 +68,17 @@ def test_the_gate_is_told_what_callers_tell() -> None:
     assert told.good > 1.5 * silent.good
 
 
+def test_the_gate_is_told_what_the_gateway_guesses() -> None:
+    """Of two that wait the shorter goes first; where it is taken for the longer one it goes last."""
+    for guessed, first in ((0, 2), (9000, 3)):
+        made = jobs([(500, 1, 0), (500, 1, 0), (100, 1, 1), (400, 1, 2)])
+        for job in made:
+            job.tenant = "a"
+        made[2].guessed = guessed
+        Simulation(made, Speed(1, 1000.0, 10.0, 60.0, 100), Gated(1, AdmissionSettings(forecast_s=60.0), {})).run()
+        assert min((job for job in made if job.number > 1), key=lambda job: job.started_ns).number == first
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 100), st.integers(0, 20_000)), min_size=1, max_size=50), st.integers(1, 4),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import SettingsError
-from tidegate.sizing.traces import FORMATS, MAX_TOKENS, Arrival, Trace, read
+from tidegate.sizing.traces import FORMATS, MAX_TOKENS, Arrival, Served, Trace, read
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "traces"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside this checkout")
@@ -88,6 +88,26 @@ def test_own_flights_are_a_trace(tmp_path: Path) -> None:
     assert trace.skipped == 1
 
 
+def test_flights_tell_what_was_cached_and_when_they_were_served(tmp_path: Path) -> None:
+    """A connection that was dead when it was used again: the request was served from when it was sent for the second time."""
+    laps = [["queue", 1_000_000_000], ["engine.send", 1], ["engine.connect", 500_000_000], ["engine.send", 1], ["engine.first_token", 1]]
+    flight = {
+        "began_unix_ns": 5_000_000_000, "laps": laps, "token_ns": [2_000_000_000, 2_500_000_000],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 4},
+    }  # fmt: skip
+    (found,) = read_text(tmp_path, json.dumps({"flights": [flight]}, separators=(",", ":"))).arrivals
+    assert (found.prompt, found.cached, found.output) == (9, 4, 2)
+    assert found.served == Served(pytest.approx(1.500000001), (pytest.approx(2.0), pytest.approx(2.5)))
+
+
+@pytest.mark.parametrize("more", [{}, {"laps": [["queue", 5]], "token_ns": [7]}, {"laps": [["engine.send", 5]]}])
+def test_a_flight_that_no_engine_served_tells_no_times(tmp_path: Path, more: dict[str, object]) -> None:
+    """An answer from a cache, one without tokens."""
+    flight = {"began_unix_ns": 1, "usage": {"prompt_tokens": 9, "completion_tokens": 2}, **more}
+    (found,) = read_text(tmp_path, json.dumps({"flights": [flight]}, separators=(",", ":"))).arrivals
+    assert found.served is None
+
+
 def test_an_unknown_format_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
     """What fits no format is refused by what it begins with, and every known format is named."""
     with pytest.raises(SettingsError, match="begins with 'id,when'") as caught:
@@ -112,6 +132,9 @@ def test_an_unknown_format_is_refused_with_those_that_are_known(tmp_path: Path) 
         ('{"flights":3}', "holds no list of flights"),
         ('{"flights":[3]}', "something else than a flight at place 1"),
         ('{"flights":[{"usage":{"prompt_tokens":1}}]}', "says began_unix_ns = 'None'"),
+        ('{"flights":[{"began_unix_ns":1,"usage":{"prompt_tokens":1},"laps":3}]}', "laps or stamps are no lists"),
+        ('{"flights":[{"began_unix_ns":1,"usage":{"prompt_tokens":1},"laps":[["a","b"],["engine.send",1]],"token_ns":[1]}]}', "says a lap = 'b'"),
+        ('{"flights":[{"began_unix_ns":1,"usage":{"prompt_tokens":1},"laps":[["engine.send",1]],"token_ns":["x"]}]}', "says token_ns = 'x'"),
         ("0,1.5,1,Gamma,1,1\n", "has no lengths beside it"),
     ],
 )

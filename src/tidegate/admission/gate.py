@@ -83,6 +83,10 @@ class Place(Item):
         """How long it waited for its slot."""
         return self.started_ns - self.entered_ns
 
+    def outlook_ns(self) -> int:
+        """The whole wait of a place that waits, as it is forecast now, less the doubt."""
+        return self._lane._outlook_ns(self)
+
     def leave(self, tokens: int = 0, answer_tokens: int | None = None) -> None:
         """The request is over, or its client left: free the slot, or the place in the queue. A second call does nothing.
 
@@ -147,11 +151,11 @@ class Lane:
 
     def enter(
         self, key: FlowKey, weight: float, who: str, prompt_tokens: int, answer_tokens: int = 0, *, sort: str = "", request: str = "",
-        deadline_ns: int = 0,
+        deadline_ns: int = 0, within_ns: int = 0,
     ) -> Place:
         """A place that runs or waits. `who`: the key for which a place is booked where this one is refused, and `request` what is the same where the
         very request comes back; `sort`: what kind it is, for its length class; `answer_tokens`: the most that may be answered, 0 where that is
-        not said; `deadline_ns`: by this clock, 0 for none.
+        not said; `deadline_ns`: by this clock, 0 for none; `within_ns`: the longest wait that is of use to this one, 0 for the lane's own bound.
 
         Raises Busy where the wait would be too long, for the bound or for the deadline; DeadlineExceeded where that has passed.
         """
@@ -170,9 +174,9 @@ class Lane:
             self._start(place, now_ns)
             return place
         place.who, place.request = who, request
-        return self._enter_full(place, now_ns)
+        return self._enter_full(place, now_ns, within_ns)
 
-    def _enter_full(self, place: Place, now_ns: int) -> Place:
+    def _enter_full(self, place: Place, now_ns: int, within_ns: int) -> Place:
         """All slots are taken, or places are booked."""
         queue, bookings, flow = self.queue, self.bookings, place.flow
         order = int(place.cost * self.times.pace_ns + self._aging * now_ns)
@@ -192,6 +196,8 @@ class Lane:
             place.forecast_ns, _ = self._forecast_ns(place, ahead, now_ns)
         else:
             bound_ns, deadline_ns = self._bound_ns, place.deadline_ns
+            if 0 < within_ns < bound_ns:
+                bound_ns = within_ns
             if deadline_ns and deadline_ns - now_ns < bound_ns:
                 bound_ns = deadline_ns - now_ns
             most_ns = self.times.doubt * bound_ns
@@ -243,6 +249,13 @@ class Lane:
         full_ns = max(0, now_ns - full_ns) * self.slots if full_ns else 0
         self.times.learn(place._length_class, answer_tokens, cost, took_ns, full_ns, place._took_last)
         queue.settle(place.flow, cost - place.cost)
+
+    def _outlook_ns(self, place: Place) -> int:
+        flow, now_ns = place.flow, self._clock_ns()
+        ahead_ns, ahead_cost = self.queue.ahead(flow, place.order)
+        # it stands among them itself
+        wait_ns, _ = self._forecast_ns(place, (max(0, ahead_ns - place.slot_ns), max(0.0, ahead_cost - place.cost)), now_ns)
+        return now_ns - place.entered_ns + int(wait_ns / self.times.doubt)
 
     def _gone(self, place: Place) -> None:
         self.queue.remove(place)
@@ -483,7 +496,8 @@ class Gate:
                 lanes[name] = lanes[model]
 
     def enter(
-        self, model: str, caller: Caller, *, prompt_tokens: int, answer_tokens: int = 0, capability: str = "", request: str = "", deadline_ns: int = 0
+        self, model: str, caller: Caller, *, prompt_tokens: int, answer_tokens: int = 0, capability: str = "", request: str = "",
+        deadline_ns: int = 0, within_ns: int = 0,
     ) -> Place:
         """A place in the model's lane; FREE where nothing bounds it. `request`: the same where the same request comes back, e.g. the digest of its
         body. Raises as Lane.enter does."""
@@ -496,11 +510,19 @@ class Gate:
             lending.settle(coming=lane)
         place = lane.enter(
             (name, caller.tenant), self._weights[name], caller.key_id, prompt_tokens, answer_tokens, sort=capability, request=request,
-            deadline_ns=deadline_ns,
+            deadline_ns=deadline_ns, within_ns=within_ns,
         )
         if lending is not None:
             lending.settle()
         return place
+
+    def spare(self, model: str, caller: Caller, *, prompt_tokens: int, answer_tokens: int = 0, capability: str = "") -> Place | None:
+        """A slot that is free now and that nobody waits for or has booked; None where there is none: it is never a place in the queue. FREE where
+        nothing bounds the model's lane."""
+        lane = (self._own.get(caller.tenant, self.lanes) if self._own else self.lanes).get(model)
+        if lane is not None and lane.slots and (lane.running >= lane.slots or lane.queue.waiting or lane.bookings.count):
+            return None
+        return self.enter(model, caller, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens, capability=capability)
 
     def resize(self, model: str, slots: int, tenant: str = "") -> None:
         """The model's lane has so many slots from now on; see Lane.resize. A model without a lane gets one. `tenant`: in the lane of its own."""
@@ -532,11 +554,6 @@ class Gate:
             self._of_key.get(caller.key_id) or self._of_tenant.get(caller.tenant) or (self._of_capability.get(capability) if capability else None)
             or STANDARD
         )
-
-
-def share(slots: int, index: int, workers: int) -> int:
-    """Worker number `index`'s share of an engine's slots: together they have all of them, or one each where there are fewer slots than workers."""
-    return max(1, slots // workers + (index < slots % workers)) if slots else 0
 
 
 def _last(flow: Flow) -> Place | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,50 +13,38 @@ MOST_PER_MINUTE = 2**31 - 1
 MOST_CONCURRENT = 1_000_000
 MOST_MONEY = 100_000.0
 
+PerMinute = Annotated[int, Field(ge=0, le=MOST_PER_MINUTE)]
+AtATime = Annotated[int, Field(ge=0, le=MOST_CONCURRENT)]
+Money = Annotated[float, Field(ge=0, le=MOST_MONEY, allow_inf_nan=False)]
+
 
 class Allowance(Section):
     """What one subject may use; 0 is no limit, or the limit that holds for all of its kind."""
 
-    requests_per_minute: int = Field(0, ge=0, le=MOST_PER_MINUTE, description="Requests that it may start per minute; 0: as for all others.")
-    tokens_per_minute: int = Field(
-        0, ge=0, le=MOST_PER_MINUTE, description="Prompt and completion tokens that it may use per minute; 0: as for all others."
-    )
-    concurrent: int = Field(0, ge=0, le=MOST_CONCURRENT, description="Requests of it that may run at the same time; 0: as for all others.")
-    money_per_day: float = Field(
-        0.0, ge=0, le=MOST_MONEY, allow_inf_nan=False, description="Money that it may use per day, by `[prices]`; 0: as for all others."
-    )
+    requests_per_minute: PerMinute = Field(0, description="Requests that it may start per minute; 0: as for all others.")
+    tokens_per_minute: PerMinute = Field(0, description="Prompt and completion tokens that it may use per minute; 0: as for all others.")
+    concurrent: AtATime = Field(0, description="Requests of it that may run at the same time; 0: as for all others.")
+    money_per_day: Money = Field(0.0, description="Money that it may use per day, by `[prices]`; 0: as for all others.")
 
 
 class EachTenant(Allowance):
     """`[limits.each_tenant]`: what all keys of one tenant may use together, where the tenant has no limits of its own."""
 
-    requests_per_minute: int = Field(
-        0, ge=0, le=MOST_PER_MINUTE, description="Requests that all keys of one tenant may start per minute; 0 means no limit."
-    )
-    tokens_per_minute: int = Field(
-        0, ge=0, le=MOST_PER_MINUTE, description="Tokens that all keys of one tenant may use per minute; 0 means no limit."
-    )
-    concurrent: int = Field(0, ge=0, le=MOST_CONCURRENT, description="Requests of one tenant that may run at the same time; 0 means no limit.")
-    money_per_day: float = Field(
-        0.0, ge=0, le=MOST_MONEY, allow_inf_nan=False, description="Money that one tenant may use per day, by `[prices]`; 0 means no limit."
-    )
+    requests_per_minute: PerMinute = Field(0, description="Requests that all keys of one tenant may start per minute; 0 means no limit.")
+    tokens_per_minute: PerMinute = Field(0, description="Tokens that all keys of one tenant may use per minute; 0 means no limit.")
+    concurrent: AtATime = Field(0, description="Requests of one tenant that may run at the same time; 0 means no limit.")
+    money_per_day: Money = Field(0.0, description="Money that one tenant may use per day, by `[prices]`; 0 means no limit.")
 
 
 class LimitSettings(Allowance):
     """`[limits]`: what one API key may use, where the key itself carries no limit of its own."""
 
-    requests_per_minute: int = Field(
-        0, ge=0, le=MOST_PER_MINUTE, description="Requests that one API key may start per minute; 0 means no limit. A key's own limit wins."
+    requests_per_minute: PerMinute = Field(0, description="Requests that one API key may start per minute; 0 means no limit. A key's own limit wins.")
+    tokens_per_minute: PerMinute = Field(
+        0, description="Prompt and completion tokens that one API key may use per minute; 0 means no limit. A key's own limit wins."
     )
-    tokens_per_minute: int = Field(
-        0, ge=0, le=MOST_PER_MINUTE,
-        description="Prompt and completion tokens that one API key may use per minute; 0 means no limit. A key's own limit wins.",
-    )
-    concurrent: int = Field(0, ge=0, le=MOST_CONCURRENT, description="Requests of one API key that may run at the same time; 0 means no limit.")
-    money_per_day: float = Field(
-        0.0, ge=0, le=MOST_MONEY, allow_inf_nan=False,
-        description="Money that one API key may use per day, in the currency of `[prices]`; 0 means no limit.",
-    )
+    concurrent: AtATime = Field(0, description="Requests of one API key that may run at the same time; 0 means no limit.")
+    money_per_day: Money = Field(0.0, description="Money that one API key may use per day, in the currency of `[prices]`; 0 means no limit.")
     keys: dict[str, Allowance] = Field({}, description="Limits of single keys, by the key's id.")
     tenants: dict[str, Allowance] = Field({}, description="What all keys of a tenant may use together, by the tenant's name.")
     each_tenant: EachTenant = Field(default_factory=EachTenant, description="What all keys of one tenant may use together.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -94,10 +93,11 @@ class CapabilityRoute:
             leave(held.place, ask.flight)
 
     def _enter(self, exchange: Exchange, ask: Ask, body: bytes, model: str) -> Place:
-        """What asks no model waits for none."""
+        """What asks no model waits for none. Where a lower rung may answer, only a slot in time for the first token is waited for."""
         if not self._asks:
             return FREE
-        return enter(exchange.house.gate, ask, model, len(body) // 4, self._capability.manifest.generate.max_tokens)
+        within_s = self._capability.budgets.first_token_s if self._ladder is not None else 0.0
+        return enter(exchange.house.gate, ask, model, len(body) // 4, self._capability.manifest.generate.max_tokens, within_s)
 
     def _unless_ladder(self, busy: Busy) -> Busy:
         """Where a lower rung may answer at once, nobody is sent away."""
@@ -120,22 +120,9 @@ class CapabilityRoute:
                 held.place, held.model = FREE, model
                 held.place = self._enter(exchange, ask, body, model)
             if held.place.waits:
-                await self._turn(held.place, ask)
+                await turn(held.place, ask.flight, self._capability.budgets.first_token_s)
 
         await self._ladder.walk(ask, busy, slot)
-
-    async def _turn(self, place: Place, ask: Ask) -> None:
-        """Where a lower rung may answer, nobody waits longer for a slot than for a first token, however short the wait was forecast to be."""
-        wait_s = self._capability.budgets.first_token_s
-        try:
-            async with asyncio.timeout(wait_s) as patience:
-                await turn(place, ask.flight)
-        except TimeoutError:
-            if not patience.expired():
-                raise
-            raise Busy(
-                f"No slot was free within {wait_s:g} s.", hint="Try again later, or raise budgets.first_token_s in capability.toml or tidegate.toml."
-            ) from None
 
     def _rung(self, ask: Ask) -> list[Header]:
         """The header that names the rung, where there is a ladder."""

@@ -11,15 +11,18 @@ from tidegate.admission.gate import FREE, Gate, Place
 from tidegate.admission.limits import Ticket
 from tidegate.api.client import Header
 from tidegate.core.ask import Ask
-from tidegate.core.errors import TidegateError
+from tidegate.core.errors import Busy, TidegateError
 from tidegate.core.flight import Flight
 
+#: Seconds between two looks at the forecast of a request that need not wait.
+LOOK_S = 0.25
 #: Tells how long a request waited for a slot, in milliseconds; only where it waited.
 QUEUE = b"x-tidegate-queue-ms"
 
 
-def enter(gate: Gate | None, ask: Ask, model: str, prompt_tokens: int, answer_tokens: int) -> Place:
-    """A place that runs, or waits (see `turn`). `answer_tokens`: the most that were asked for, 0 where that was not said.
+def enter(gate: Gate | None, ask: Ask, model: str, prompt_tokens: int, answer_tokens: int, within_s: float = 0.0) -> Place:
+    """A place that runs, or waits (see `turn`). `answer_tokens`: the most that were asked for, 0 where that was not said; `within_s`: the longest
+    wait that is of use, 0 for the gate's own bound.
 
     Raises Busy, DeadlineExceeded.
     """
@@ -28,19 +31,25 @@ def enter(gate: Gate | None, ask: Ask, model: str, prompt_tokens: int, answer_to
     try:
         return gate.enter(
             model, ask.caller, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens, capability=ask.capability,
-            request=ask.flight.request_sha256, deadline_ns=ask.deadline.at_ns,
+            request=ask.flight.request_sha256, deadline_ns=ask.deadline.at_ns, within_ns=int(within_s * 1e9),
         )
     except TidegateError as error:
         _note_refusal(ask.flight, error)
         raise
 
 
-async def turn(place: Place, flight: Flight) -> None:
-    """Wait until the place has its slot. Raises Busy where shorter requests put it beyond the bound, DeadlineExceeded where its time passed."""
+async def turn(place: Place, flight: Flight, within_s: float = 0.0) -> None:
+    """Wait until the place has its slot. `within_s`: who waits has something better to do than to wait longer than this, and goes as soon as the
+    forecast says so; 0: waits. Raises Busy then, and where shorter requests put it beyond the bound; DeadlineExceeded where its time passed."""
     if place.waits:
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         place.on_turn = partial(_wake, woken)
         try:
+            while within_s and not woken.done():
+                if place.outlook_ns() > within_s * 1e9:
+                    place.leave()
+                    raise _in_vain(flight, within_s)
+                await asyncio.wait((woken,), timeout=LOOK_S)
             await woken
         finally:  # also where the client left, or the deadline came
             flight.lap("queue")
@@ -90,6 +99,14 @@ def admitted(ticket: Ticket, place: Place) -> Admission:
 def _wake(woken: asyncio.Future[None]) -> None:
     if not woken.done():  # else the request is on its way out already
         woken.set_result(None)
+
+
+def _in_vain(flight: Flight, within_s: float) -> Busy:
+    error = Busy(
+        f"No slot is free within {within_s:g} s.", hint="Try again later, or raise budgets.first_token_s in capability.toml or tidegate.toml."
+    )
+    _note_refusal(flight, error)
+    return error
 
 
 def _note_refusal(flight: Flight, error: TidegateError) -> None:

@@ -66,6 +66,14 @@ FAULTS: dict[str, str] = {
     "refuse_next": "a good answer, then the connection closes, and the next one is closed as soon as it comes",
 }
 
+#: Those that happen at token k.
+AT_TOKEN = frozenset(
+    {
+        "cut", "cut_event", "reset", "end_early", "error_event", "busy_event", "stall", "stall_comments", "junk_json", "bad_utf8", "bad_chunk",
+        "huge_line", "abort",
+    }
+)  # fmt: skip
+
 _ORDER = re.compile(r"##([a-z]+=[^#]{0,200})##")
 _JSON = "##json="
 

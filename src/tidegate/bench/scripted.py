@@ -22,10 +22,13 @@ from typing import Any, cast
 
 import httptools
 
+from tidegate.bench.act import Act, Step
 from tidegate.bench.behaviour import CLAIMED_CONTEXT, Behaviour
-from tidegate.bench.script import MODEL, Act, Kind, Step, answer, json_response, native, prompt_tokens, read
+from tidegate.bench.response import answer
+from tidegate.bench.script import MODEL, Kind, prompt_tokens, read
 from tidegate.bench.steps import Steps, Turn
 from tidegate.bench.tokens import TEMPLATE, decode, encode, render
+from tidegate.bench.whole import json_response, native
 from tidegate.core.errors import SettingsError, TidegateError
 
 _ROUTES: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}

@@ -22,13 +22,15 @@ def gateway_options(command: F) -> F:
     return url(key(settings_options(command)))
 
 
-def ask(path: str, query: Mapping[str, str], url: str | None, key: str | None, config: Path | None, sets: tuple[str, ...]) -> bytes:
-    """GET from the running gateway. Raises TidegateError with the gateway's own words where it refuses."""
+def ask(
+    path: str, query: Mapping[str, str], url: str | None, key: str | None, config: Path | None, sets: tuple[str, ...], *, method: str = "GET"
+) -> bytes:
+    """What the running gateway answers. Raises TidegateError with the gateway's own words where it refuses."""
     import httpx
 
     url, key = _where(url, key, config, sets)
     try:
-        answer = httpx.get(url.rstrip("/") + path, params=query, headers={"authorization": f"Bearer {key}"}, timeout=30)
+        answer = httpx.request(method, url.rstrip("/") + path, params=query, headers={"authorization": f"Bearer {key}"}, timeout=30)
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
         hint = "Is it running? --url or TIDEGATE_URL names another."
         raise TidegateError(f"The gateway at {url} cannot be reached: {error}", hint=hint) from error

@@ -104,9 +104,10 @@ class Fleet:
         """
         return self._route(model, ask).instances(ask)
 
-    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Member, str] | None:
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause, *, free: bool = False) -> tuple[Member, str] | None:
         """A new plan: one that was not tried yet and that may do better, where the last of `tried` failed by `cause`. What failed is remembered with
         that instance already, so those that are left come in the order of the choice. What is too long goes to a longer context alone.
+        `free`: only one with a free slot.
         """
         try:
             route = self._route(model, ask)
@@ -118,6 +119,8 @@ class Fleet:
         left = [entry for entry in listed if entry[0] not in tried]
         if cause == "length" and isinstance(last := tried[-1], Member):
             left = [entry for entry in left if _is_longer(entry[0], last)]
+        if free:
+            left = [entry for entry in left if entry[0].has_slot(ask.caller.tenant)]
         return left[0] if left else None
 
     def models(self, tenant: str | None = None) -> list[str]:

@@ -144,6 +144,15 @@ class Run:
         return ((self.reads[0][0] if self.reads else self.end_ns) - self.sent_ns) / 1e6
 
 
+async def tried(probe: Probe, once: Callable[[Probe], Awaitable[Outcome]]) -> Outcome:
+    """A check that has failed only where it failed each of TRIES times."""
+    outcome = await once(probe)
+    for _ in range(TRIES - 1):
+        if outcome.verdict == "fail":
+            outcome = await once(probe)
+    return outcome
+
+
 def parted(one: Run, other: Run) -> int:
     """Characters after which two answers are no longer the same."""
     return next((at for at, (a, b) in enumerate(zip(one.text, other.text, strict=False)) if a != b), min(len(one.text), len(other.text)))

@@ -6,12 +6,10 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ahocorasick
 
-from tidegate.core.errors import SettingsError
 from tidegate.guard.glance import Glance
 from tidegate.guard.normal import (
     BLANK,
@@ -27,17 +25,14 @@ from tidegate.guard.normal import (
     word_pattern,
 )
 from tidegate.guard.road import Road
+from tidegate.guard.step import NO_STEP, Step, Tail
 
 #: Characters of a term's normal form. What is held back is never longer, whatever the list holds.
 MOST_TERM_CHARS = 200
-
-
 #: In a piece of ASCII that is longer than this, places inside words are passed over at once; and no step is learned for it.
 LONG_PIECE = 24
 #: Steps that are remembered, 600 bytes each. A tokenizer has more tokens, but few that are used.
 MOST_STEPS = 1 << 14
-#: Characters remembered of one step: blanks, signs and the alphabet.
-MOST_ENDS = 64
 BLANK_BEFORE, WORD_BEFORE, ELSE = 0, 1, 2
 _BEGINNINGS = re.compile(r"(?<![0-9A-Za-z])[0-9A-Za-z]|[^0-9A-Za-z\s]", re.ASCII)
 
@@ -59,44 +54,6 @@ class TermList:
     whole_words: bool = True
 
 
-def read_terms(file: Path) -> list[str]:
-    """The terms of a file: UTF-8, one a line; empty lines and lines that begin with # are passed over.
-
-    Raises SettingsError that names the file and line of what is no term.
-    """
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"The terms file {file} cannot be read: {error.strerror}.", hint="Correct the path in terms_file.") from None
-    try:
-        decoded = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        at = data.count(b"\n", 0, error.start) + 1
-        raise SettingsError(f"{file}:{at}: the terms file is not UTF-8.", hint="Save it as UTF-8.") from None
-    terms: list[str] = []
-    for number, line in enumerate(decoded.split("\n"), 1):
-        term = line.strip()
-        if not term or term.startswith("#"):
-            continue
-        if why := _why_not(term):
-            raise SettingsError(f"{file}:{number}: {why}", hint="One term a line; a line that begins with # is a comment.")
-        terms.append(term)
-    if not terms:
-        raise SettingsError(f"The terms file {file} holds no term.", hint="One term a line, or leave terms_file out.")
-    return terms
-
-
-def _why_not(term: str) -> str:
-    if term.isascii() and term.isprintable() and len(term) <= MOST_TERM_CHARS:  # nearly all: no need to make the normal form twice
-        return ""
-    folded = normal_form(term).strip()
-    if not folded:
-        return "nothing is left of this term when what cannot be seen is taken away."
-    if len(folded) > MOST_TERM_CHARS:
-        return f"this term has more than {MOST_TERM_CHARS} characters."
-    return ""
-
-
 def normal_form(text: str) -> str:
     """The normal form of a whole text, as it is compared."""
     if is_plain(text):
@@ -105,71 +62,6 @@ def normal_form(text: str) -> str:
     scan.keep_all = True
     scan.feed_exactly(text)
     return scan.window
-
-
-class Tail(NamedTuple):
-    """A prefix of terms that a text ends with, and the way on from it."""
-
-    text: str
-    road: Road
-
-    def dies(self, norm: str) -> bool:
-        """Whether what follows makes no term of it, nor may."""
-        rest = self.text + norm
-        road = self.road
-        far = road.longest_prefix(rest)
-        if far == len(rest):
-            return False
-        size = len(self.text)
-        if far > size and far >= road.lengths[0]:
-            for length in road.lengths:
-                if size < length <= far and road.number_of(rest[:length], None) is not None:
-                    return False
-        return True
-
-
-_NONE_YET: frozenset[str] = frozenset()
-
-
-class Step:
-    """What one more piece leads a scan to: all that the next piece has to know, wherever in a text it is."""
-
-    __slots__ = ("alive", "ends", "first", "held", "next", "norm", "open", "open_len", "sized", "spans", "tails", "window")
-
-    def __init__(self, next: dict[str, Step]) -> None:
-        #: The steps from here on, once no tail lives any more.
-        self.next = next
-        self.tails: tuple[Tail, ...] = ()
-        #: Characters that no tail goes on with, as they were met.
-        self.ends: set[str] | frozenset[str] = _NONE_YET
-        #: The piece's own normal form, its first character, and how many characters the piece has; -1 where it has to be looked at each time.
-        self.norm = self.first = ""
-        self.sized = 0
-        #: Characters of the text, up to its end, that may become part of a term.
-        self.held = 0
-        # The scan's own state, from the window's beginning and from the text's end on.
-        self.window = self.open = ""
-        self.open_len = 0
-        self.alive: tuple[int, ...] = ()
-        self.spans: tuple[tuple[int, int], ...] = ((0, 0),)
-
-    def ends_with(self, then: Step) -> bool:
-        """Whether the next piece makes no term of any tail, nor may."""
-        first, ends = then.first, True
-        for tail in self.tails:
-            size = len(tail.text)
-            if tail.road.longest_prefix(tail.text + first) > size:
-                ends = False
-                if not tail.dies(then.norm):
-                    return False
-        if ends and len(self.ends) < MOST_ENDS:
-            self.ends = {*self.ends, first}
-        return True
-
-
-#: Of a step that cannot be made.
-_NO_STEP = Step({})
-_NO_STEP.sized = -1
 
 
 class Terms:
@@ -288,11 +180,11 @@ class Scan:
         """What a piece leads to where nothing is live: found out once by the long way."""
         terms = self.terms
         if len(text) > LONG_PIECE:
-            return _NO_STEP
+            return NO_STEP
         if sum(map(len, terms.steps)) >= MOST_STEPS:
             for steps in terms.steps:
                 steps.clear()
-        then = _NO_STEP
+        then = NO_STEP
         if not _marks_what_was(text):
             scan = Scan(terms)
             scan._restore(now)

@@ -27,7 +27,7 @@ from tidegate.core.nesting import MAX_DEPTH
 from tidegate.core.plugins import names, nearest
 from tidegate.core.settings import Section
 from tidegate.guard.door import Action
-from tidegate.guard.terms import read_terms
+from tidegate.guard.terms_file import read_terms
 from tidegate.pipeline.faq import Faq, read_faq
 from tidegate.pipeline.rungs import Rung, check_ladder
 from tidegate.pipeline.settings import BudgetSettings, LengthSettings, ShardSettings

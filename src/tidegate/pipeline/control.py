@@ -8,7 +8,8 @@ from typing import Literal, Protocol
 
 from tidegate.core.ask import Ask
 from tidegate.guard.settings import GuardSettings
-from tidegate.guard.terms import TermList, Terms, read_terms
+from tidegate.guard.terms import TermList, Terms
+from tidegate.guard.terms_file import read_terms
 
 OnTerm = Literal["step_back", "stop"]
 

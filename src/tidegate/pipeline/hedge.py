@@ -7,9 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from tidegate.core.ask import EngineCall
+from tidegate.core.ports import Engine
 
 T = TypeVar("T")
+
+
+class Second(NamedTuple):
+    """Who is asked the same, and what; `over` is to be called once one of the two is over, and gives back the slot that the second one took."""
+
+    engine: Engine
+    call: EngineCall
+    over: Callable[[], None]
 
 
 class Lost(Exception):
@@ -17,10 +28,12 @@ class Lost(Exception):
 
 
 async def first_of(
-    one: Coroutine[Any, Any, T], other: Callable[[], Coroutine[Any, Any, T] | None], after_s: float, won: Callable[[], bool] = lambda: False
+    one: Coroutine[Any, Any, T], other: Callable[[], tuple[Coroutine[Any, Any, T], Callable[[], None]] | None], after_s: float,
+    won: Callable[[], bool] = lambda: False,
 ) -> T:
     """The result of `one`, or, where it neither ended nor `won` within `after_s`, of whichever of the two ends well first; the error of the first
-    where both fail. Both are over when this returns, also where it is cancelled.
+    where both fail. Both are over when this returns, also where it is cancelled. `other` gives the second one, and what is to be called once one
+    of the two is over.
     """
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(one)]
@@ -29,7 +42,9 @@ async def first_of(
         if not tasks[0].done() and not won():
             second = other()
             if second is not None:
-                tasks.append(loop.create_task(second))
+                tasks.append(loop.create_task(second[0]))
+                for task in tasks:
+                    task.add_done_callback(lambda _, over=second[1]: over())  # type: ignore[misc]
         pending = set(tasks)
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -18,14 +18,14 @@ from tidegate.core.errors import CannotContinue, EngineCut, EngineDown, EngineEr
 from tidegate.core.ports import Engine, EngineStream
 from tidegate.pipeline.bare import says_only
 from tidegate.pipeline.control import Control
-from tidegate.pipeline.hedge import Lost, Race, first_of
+from tidegate.pipeline.hedge import Lost, Race, Second, first_of
 from tidegate.pipeline.parts import Engines
 from tidegate.pipeline.told import Told
 from tidegate.pipeline.watch import Stop, Watch
 from tidegate.pipeline.whole import parts_of
 
 #: Seconds after which another engine is asked too, and who; None where nobody can be.
-Hedge = tuple[float, Callable[[], tuple[Engine, EngineCall] | None]]
+Hedge = tuple[float, Callable[[], Second | None]]
 
 #: Triggers that may fire in one answer: a model that says the same one over and over must come to an end.
 MOST_TRIGGERS = 8
@@ -200,7 +200,7 @@ class Legs:
             return await self._resume(error)
         return False
 
-    async def _race(self, after_s: float, other: Callable[[], tuple[Engine, EngineCall] | None]) -> None:
+    async def _race(self, after_s: float, other: Callable[[], Second | None]) -> None:
         """The first leg, of whoever speaks first."""
         race = Race()
         tasks: list[asyncio.Task[Any] | None] = []
@@ -227,11 +227,13 @@ class Legs:
                 if race.winner is not stream:
                     stream.abort()
 
-        def second() -> Coroutine[Any, Any, None] | None:
+        def second() -> tuple[Coroutine[Any, Any, None], Callable[[], None]] | None:
             found = other()
-            return runs(*found) if found is not None else None
+            return (runs(found.engine, found.call), found.over) if found is not None else None
 
         await first_of(runs(self._engine, self._call), second, after_s, race.won)
+
+    # Two of one kind, on purpose: every token of every stream passes one of them, and a question for each chunk is measured here.
 
     def _take_plain(self, batch: list[Chunk]) -> Awaitable[None] | None:
         flight, told = self._ask.flight, self._told

@@ -29,8 +29,9 @@ class Engines(Protocol):
         """All engines that may be asked for the model, with their own names for it, the best first. Raises as `find` does."""
         ...
 
-    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Engine, str] | None:
-        """One that was not tried yet and that may do better, where the last of `tried` failed by `cause`; None where there is none."""
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause, *, free: bool = False) -> tuple[Engine, str] | None:
+        """One that was not tried yet and that may do better, where the last of `tried` failed by `cause`; None where there is none. `free`: only one
+        with a free slot."""
         ...
 
     def blame(self, engine: Engine) -> None:

@@ -8,7 +8,7 @@ where prompts wait, it also reads up to `chunk` of their tokens, those of the ol
 1 / prefill more for each. At the end of the step that reads a prompt's last token comes the first token of its answer. Who comes while a step is
 at work is part of the next one. Steps that are alike are one event here, so the model jumps from change to change.
 
-Left out: memory (a slot always has room for its KV cache), prefix caches, speculation, tokenising, the network.
+Left out: memory (a slot always has room for its KV cache), prefix caches (but for what a trace tells of them), speculation, tokenising, the network.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Engine:
         assert self.free > 0
         self.free -= 1
         job.started_ns = now_ns
-        self._reading.append(_Prompt(job, job.prompt))
+        self._reading.append(_Prompt(job, job.reads))
         if self.next_ns is None:
             self._plan(now_ns)
         else:  # it is part of the step after the one at work

@@ -37,7 +37,9 @@ class Gated:
         self._now_ns = now_ns
         caller = Caller(key_id=f"key of {job.tenant}", tenant=job.tenant)
         try:
-            place = self._gate.enter(_MODEL, caller, prompt_tokens=job.prompt, answer_tokens=job.told, request=str(job.number))
+            place = self._gate.enter(
+                _MODEL, caller, prompt_tokens=job.guessed or job.prompt, answer_tokens=job.told, request=str(job.number)
+            )
         except TidegateError as error:
             return Refused(error.retry_after_s)
         self._places[job] = place

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 @dataclass(slots=True, eq=False)
 class Job:
     """`prompt` and `output` are tokens; `output` is the truth, known to the engine model and to the clairvoyant policy alone, and `predicted` is
-    what a predictor of answer lengths would say; `told` is what the caller says its answer may be at most, 0 for nothing. All times are of the
-    virtual clock, in ns; a time that has not come is -1.
+    what a predictor of answer lengths would say; `told` is what the caller says its answer may be at most, 0 for nothing. `cached` of the prompt's
+    tokens the engine need not read. `guessed` is for how long the gateway takes the prompt before the engine has counted it, 0 for its true length.
+    All times are of the virtual clock, in ns; a time that has not come is -1.
 
     `asked_ns` is when it first came and `came_ns` when it came last, after a refusal; `tries` counts its comings.
     """
@@ -23,12 +24,19 @@ class Job:
     asked_ns: int
     came_ns: int
     counted: bool = True
+    cached: int = 0
+    guessed: int = 0
     tries: int = 0
     passed_return: int = 0
     refused: bool = False
     started_ns: int = -1
     first_ns: int = -1
     done_ns: int = -1
+
+    @property
+    def reads(self) -> int:
+        """Prompt tokens that the engine reads for it."""
+        return self.prompt - self.cached
 
     @property
     def wait_s(self) -> float:

@@ -104,10 +104,10 @@ def _quantiles(ordered: Sequence[float]) -> dict[str, float]:
 def _shares(jobs: Sequence[Job], good: Sequence[Job], speed: Speed) -> dict[str, float]:
     wanted: dict[str, float] = {}
     for job in jobs:
-        wanted[job.tenant] = wanted.get(job.tenant, 0.0) + speed.alone_s(job.prompt, job.output)
+        wanted[job.tenant] = wanted.get(job.tenant, 0.0) + speed.alone_s(job.reads, job.output)
     got = dict.fromkeys(wanted, 0.0)
     for job in good:
-        got[job.tenant] += speed.alone_s(job.prompt, job.output)
+        got[job.tenant] += speed.alone_s(job.reads, job.output)
     return dict(zip(wanted, shares(list(got.values()), list(wanted.values())), strict=True))
 
 
@@ -141,8 +141,8 @@ def most_in_time(jobs: Sequence[Job], speed: Speed, slo_s: float) -> int:
     - all but the last `slots` of them can have left their slots by then: the k - slots shortest stays, at the speed of a stream that is alone, fit
       into slots x SLO.
     """
-    read = accumulate(sorted(job.prompt / speed.prefill for job in jobs))
-    stays = accumulate(sorted(speed.alone_s(job.prompt, job.output) for job in jobs))
+    read = accumulate(sorted(job.reads / speed.prefill for job in jobs))
+    stays = accumulate(sorted(speed.alone_s(job.reads, job.output) for job in jobs))
     by_reading = sum(seconds <= slo_s for seconds in read)
     by_slots = speed.slots + sum(seconds <= slo_s * speed.slots for seconds in stays)
     return min(len(jobs), by_reading, by_slots)

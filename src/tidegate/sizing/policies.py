@@ -145,7 +145,7 @@ class Clairvoyant(Ordered):
 
     def __init__(self, speed: Speed, slo_s: float, slots: float) -> None:
         def key(job: Job) -> float:
-            return slots * speed.alone_s(job.prompt, job.output) + (1 - slots) * job.prompt / speed.prefill
+            return slots * speed.alone_s(job.reads, job.output) + (1 - slots) * job.reads / speed.prefill
 
         super().__init__(key, late=self._would_be_late, patient=True)
         self._speed = speed
@@ -160,8 +160,8 @@ class Clairvoyant(Ordered):
 
     def _would_be_late(self, job: Job, now_ns: int) -> bool:
         self._reading = [one for one in self._reading if one.first_ns < 0]
-        ahead = sum(one.prompt for one in self._reading[1:])  # of the first nobody knows how much is read
-        return now_ns + (ahead + job.prompt) / self._speed.prefill * 1e9 > job.came_ns + self._slo_ns
+        ahead = sum(one.reads for one in self._reading[1:])  # of the first nobody knows how much is read
+        return now_ns + (ahead + job.reads) / self._speed.prefill * 1e9 > job.came_ns + self._slo_ns
 
 
 def clairvoyant(slots: float) -> Build:

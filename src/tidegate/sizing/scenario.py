@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any, get_type_hints
 
@@ -64,8 +64,9 @@ class Scenario:
         return Speed(self.slots, self.prefill, self.decode, self.half, self.chunk)
 
 
-def parse(said: str) -> Scenario:
-    """From `slots=24,burst=2000`. Raises SettingsError for a key that is not known, said twice, or has no such value."""
+def parse(said: str, usual: Scenario | None = None) -> Scenario:
+    """From `slots=24,burst=2000`; what is not said is as in `usual`. Raises SettingsError for a key that is not known, is said twice, or has no such
+    value."""
     kinds = get_type_hints(Scenario)
     found: dict[str, Any] = {}
     for pair in filter(None, (one.strip() for one in said.split(","))):
@@ -75,7 +76,7 @@ def parse(said: str) -> Scenario:
         if key in found:
             raise SettingsError(f"--what-if says {key} twice in {said!r}.", hint="For several scenarios, say --what-if several times.")
         found[key] = _value(key, text, kinds[key])
-    return Scenario(**found)
+    return replace(usual or Scenario(), **found)
 
 
 def _value(key: str, text: str, kind: type) -> float | int:
@@ -108,7 +109,7 @@ def make_jobs(trace: Trace, scenario: Scenario, seed: int) -> list[Job]:
         tenant = one.tenant or chance.choices(names, cum_weights=sums)[0]
         predicted = one.output * chance.lognormvariate(0.0, scenario.noise)
         told = max(one.output, math.ceil(2 * predicted)) if scenario.told else 0
-        jobs.append(Job(len(jobs), tenant, one.prompt, one.output, predicted, told, at_ns, at_ns, counted))
+        jobs.append(Job(len(jobs), tenant, one.prompt, one.output, predicted, told, at_ns, at_ns, counted, one.cached))
     return jobs
 
 
@@ -118,7 +119,7 @@ def _timed(trace: Trace, scenario: Scenario, chance: random.Random) -> Iterator[
         at_s = 0.0
         for one in _sample(trace.arrivals, scenario.warm, chance):
             yield at_s, one, False
-            at_s += chance.expovariate(WARM_LOAD / scenario.engine.busy_s(one.prompt, one.output))
+            at_s += chance.expovariate(WARM_LOAD / scenario.engine.busy_s(one.prompt - one.cached, one.output))
         for one in _sample(trace.arrivals, scenario.burst, chance):
             yield at_s, one, True
     elif scenario.rate:

@@ -80,13 +80,20 @@ class Simulation:
 
     def _refuse(self, job: Job, refused: Refused, now_ns: int) -> None:
         job.refused = True
-        if refused.retry_after_s is None or job.tries >= MOST_TRIES:
-            return
-        chance = random.Random(f"{self._seed}/back/{job.number}/{job.tries}")  # noqa: S311 - a simulation, no secrets
-        if chance.random() < self._returns:
-            # `Retry-After` is a header of whole seconds.
-            back_s = max(1, math.ceil(refused.retry_after_s)) + chance.uniform(0.0, LATE_S)
+        back_s = comes_back_s(job, refused.retry_after_s, self._returns, self._seed)
+        if back_s is not None:
             heapq.heappush(self._back, (now_ns + round(back_s * 1e9), job.number, job))
+
+
+def comes_back_s(job: Job, retry_after_s: float | None, returns: float, seed: int) -> float | None:
+    """Seconds after which a client that was refused comes back: when it was told to, and a little later. None: it stays away. `returns`: the share of
+    clients that come back."""
+    if retry_after_s is None or job.tries >= MOST_TRIES:
+        return None
+    chance = random.Random(f"{seed}/back/{job.number}/{job.tries}")  # noqa: S311 - a simulation, no secrets
+    if chance.random() >= returns:
+        return None
+    return max(1, math.ceil(retry_after_s)) + chance.uniform(0.0, LATE_S)  # `Retry-After` is a header of whole seconds
 
 
 def policies(names: Iterable[str], more: dict[str, tuple[Build, ...]] | None = None) -> dict[str, tuple[Build, ...]]:

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tidegate.sizing.fitted import Fit
 from tidegate.sizing.measures import STARVED, Measures, most_in_time
 from tidegate.sizing.scenario import Scenario, differences, make_jobs
 from tidegate.sizing.traces import Trace
@@ -21,12 +22,14 @@ BOUND = "clairvoyant"
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """One scenario and what came out. `bound`: more than this many cannot be in time, by whatever policy; known for bursts only."""
+    """One scenario and what came out. `bound`: more than this many cannot be in time, by whatever policy; known for bursts only. `fitted`:
+    the engine's speeds, where they were taken from the trace."""
 
     scenario: Scenario
     trace: Trace
     figures: Mapping[str, Measures]
     bound: int | None
+    fitted: Fit | None = None
 
     @property
     def title(self) -> str:
@@ -48,6 +51,7 @@ def as_json(done: Sequence[Simulated], seed: int) -> dict[str, Any]:
         "scenarios": [
             {
                 "scenario": asdict(one.scenario), "trace": one.trace.format, "cut": one.trace.cut, "skipped": one.trace.skipped, "bound": one.bound,
+                "fitted": {"steps": one.fitted.steps, "wrong": round(one.fitted.wrong, 4)} if one.fitted is not None else None,
                 "policies": {name: figures.as_json() for name, figures in one.figures.items()},
             }
             for one in done
@@ -64,6 +68,9 @@ def _scenario(one: Simulated) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(one.title, "bold"), _table(one.figures), _legend(one.scenario.slo)]
     if one.bound is not None:
         parts.append(Text(f"No policy can have more than {one.bound:,} in time.", "dim"))
+    if one.fitted is not None:
+        within = f"half of the model's are within {100 * one.fitted.wrong:.0f} % of them"
+        parts.append(Text(f"The speeds fit {one.fitted.steps:,} steps of the engine: {within}.", "dim"))
     if one.trace.cut:
         parts.append(Text("The trace goes on: `requests=N` takes more of it.", "dim"))
     if one.trace.skipped:

@@ -11,9 +11,9 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -30,13 +30,24 @@ _MAX_DRAWS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """When an engine was given a request, and when each of its tokens came, in seconds on the clock of `Arrival.at_s`."""
+
+    started_s: float
+    tokens_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a trace. `at_s`: seconds since the trace began; `prompt` and `output`: tokens, `output` as many as the answer really took."""
+    """One request of a trace. `at_s`: seconds since the trace began; `prompt` and `output`: tokens, `output` as many as the answer really took, and
+    `cached` those of the prompt that the engine had already read. `served`: where the trace tells it."""
 
     at_s: float
     prompt: int
     output: int
     tenant: str = ""
+    cached: int = 0
+    served: Served | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +170,17 @@ def read(path: Path, limit: int, seed: int = 0) -> Trace:
                     raise source.wrong("is earlier than the line before it")
                 began_s = arrival.at_s if not found else began_s
                 last_s = arrival.at_s
-            found.append(Arrival(arrival.at_s - began_s, arrival.prompt, arrival.output, arrival.tenant))
+            found.append(_since(began_s, arrival))
     if not found:
         raise SettingsError(f"{path} holds no requests.", hint=f"It looks like {known.name}: {known.looks}.")
     return Trace(known.name, tuple(found), known.timed, cut, source.skipped)
+
+
+def _since(began_s: float, arrival: Arrival) -> Arrival:
+    served = arrival.served
+    if served is not None:
+        served = Served(served.started_s - began_s, tuple(at_s - began_s for at_s in served.tokens_s))
+    return replace(arrival, at_s=arrival.at_s - began_s, served=served)
 
 
 def _open(path: Path) -> BinaryIO:
@@ -346,8 +364,24 @@ def _flights(source: Source, _: random.Random) -> Iterator[Arrival]:
             continue
         at_s = source.number(record.get("began_unix_ns"), "began_unix_ns") / 1e9
         tenant = record.get("tenant", "")
-        found.append(Arrival(at_s, prompt, source.tokens(usage.get("completion_tokens", 0), "completion_tokens"), str(tenant)[:200]))
+        cached = min(source.tokens(usage.get("cached_tokens", 0), "cached_tokens"), prompt)
+        output = source.tokens(usage.get("completion_tokens", 0), "completion_tokens")
+        found.append(Arrival(at_s, prompt, output, str(tenant)[:200], cached, _served(source, record, at_s)))
     yield from sorted(found, key=lambda one: one.at_s)
+
+
+def _served(source: Source, record: dict[str, Any], at_s: float) -> Served | None:
+    """None where no engine gave a token. It counts from when an engine was asked last: what was tried before is over."""
+    laps, stamps = record.get("laps", []), record.get("token_ns", [])
+    if not isinstance(laps, list) or not isinstance(stamps, list) or not all(isinstance(lap, list) and len(lap) == 2 for lap in laps):
+        raise source.wrong("holds a flight whose laps or stamps are no lists")
+    names = [lap[0] for lap in laps]
+    if "engine.send" not in names or not stamps:
+        return None
+    before_ns = sum(source.number(lap[1], "a lap") for lap in laps[: len(names) - 1 - names[::-1].index("engine.send")])
+    tokens_s = tuple(at_s + source.number(stamp, "token_ns") / 1e9 for stamp in stamps)
+    started_s = at_s + before_ns / 1e9
+    return Served(started_s, tokens_s) if all(one <= other for one, other in pairwise((started_s, *tokens_s))) else None
 
 
 FORMATS = (

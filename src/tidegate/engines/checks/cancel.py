@@ -7,19 +7,14 @@ import time
 
 from tidegate.core.chunk import Chunk
 from tidegate.core.flight import Flight
-from tidegate.engines.probe import COUNTING, TRIES, Check, Outcome, Probe, failed, passed, unproven
+from tidegate.engines.probe import COUNTING, Check, Outcome, Probe, failed, passed, tried, unproven
 
 #: A difference between two times that may be told from the noise of a machine that does other things too.
 LEAST_MS = 40.0
 
 
 async def _run(probe: Probe) -> Outcome:
-    once = _by_timing if await probe.busy() is None else _by_count
-    outcome = await once(probe)
-    for _ in range(TRIES - 1):
-        if outcome.verdict == "fail":
-            outcome = await once(probe)
-    return outcome
+    return await tried(probe, _by_timing if await probe.busy() is None else _by_count)
 
 
 async def _by_count(probe: Probe) -> Outcome:

@@ -6,17 +6,13 @@ import asyncio
 import time
 
 from tidegate.core.flight import Flight
-from tidegate.engines.probe import FREE_S, LOOK_S, TRIES, Check, Outcome, Probe, unproven
+from tidegate.engines.probe import FREE_S, LOOK_S, Check, Outcome, Probe, tried, unproven
 
 
 async def _run(probe: Probe) -> Outcome:
     if await probe.busy() is None:
         return unproven("the engine does not tell how many answers it is making")
-    outcome = await _by_count(probe)
-    for _ in range(TRIES - 1):
-        if outcome.verdict == "fail":
-            outcome = await _by_count(probe)
-    return outcome
+    return await tried(probe, _by_count)
 
 
 async def _by_count(probe: Probe) -> Outcome:

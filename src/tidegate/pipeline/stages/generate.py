@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from tidegate.admission.gate import FREE, Gate, Place
 from tidegate.core.ask import Ask, EngineCall
 from tidegate.core.chunk import Chunk
 from tidegate.core.errors import EngineStalled, SettingsError, TidegateError
@@ -15,7 +16,7 @@ from tidegate.core.ports import Engine, EngineAnswer, Stage
 from tidegate.guard.terms import TermList, Terms
 from tidegate.pipeline.capability import Capability
 from tidegate.pipeline.control import Control, Trigger
-from tidegate.pipeline.hedge import first_of
+from tidegate.pipeline.hedge import Second, first_of
 from tidegate.pipeline.legs import Legs
 from tidegate.pipeline.parts import Engines, Parts
 from tidegate.pipeline.retry import Plan, Retries
@@ -32,11 +33,12 @@ class GenerateStage:
 
     def __init__(
         self, engines: Engines, *, holds: bool = False, first_token_s: float | None = None, control: Control | None = None, max_resumes: int = 2,
-        resume_wait_s: float = 10.0, retries: Retries | None = None,
+        resume_wait_s: float = 10.0, retries: Retries | None = None, gate: Gate | None = None,
     ) -> None:
         """`control`: what watches the answer; `max_resumes`: how often an answer that broke off may go on; `resume_wait_s`: seconds that it waits for
-        an engine to come back; `retries`: the budget that all stages of the process share.
+        an engine to come back; `retries`: the budget that all stages share; `gate`: where a hedge needs a slot.
         """
+        self._gate = gate
         self._engines = engines
         self._holds = holds  # a later stage judges the whole: nothing may leave before
         self._first_token_s = first_token_s
@@ -97,11 +99,11 @@ class GenerateStage:
         async def asked(one: Engine, own: EngineCall) -> tuple[Engine, EngineAnswer]:
             return one, await one.whole(own, flight)
 
-        def second() -> Coroutine[Any, Any, tuple[Engine, EngineAnswer]] | None:
+        def second() -> tuple[Coroutine[Any, Any, tuple[Engine, EngineAnswer]], Callable[[], None]] | None:
             nonlocal asked_twice
             found = self._second(ask, public, engine, call)
             asked_twice = found is not None
-            return asked(*found) if found is not None else None
+            return (asked(found.engine, found.call), found.over) if found is not None else None
 
         who, answer = await first_of(asked(engine, call), second, self._retries.hedge_after_s)
         flight.engine = who.name
@@ -109,13 +111,30 @@ class GenerateStage:
             flight.decide("hedge_won", engine=who.name)
         return answer
 
-    def _second(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> tuple[Engine, EngineCall] | None:
-        """Whom to ask the same, where the budget has room for it."""
-        found = self._engines.another(public, ask, [engine], "stalled")
-        if found is None or not self._retries.hedges.take():
+    def _second(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> Second | None:
+        """Whom to ask the same, where the budget has room for it and a slot is free: nobody waits for one, and nobody who waits loses one."""
+        flight = ask.flight
+        if not self._retries.hedges.has_one or self._engines.another(public, ask, [engine], "stalled") is None:
             return None
-        ask.flight.decide("hedged", engine=engine.name, next=found[0].name)
-        return found[0], call if found[1] == call.model else EngineCall(call.kind, found[1], call.body)
+        found = self._engines.another(public, ask, [engine], "stalled", free=True)
+        place = self._slot(ask, public, call) if found is not None else None
+        if found is None or place is None:
+            flight.decide("not_hedged", engine=engine.name, why="no slot is free")
+            return None
+        if not self._retries.hedges.take():  # another worker was first
+            place.leave()
+            return None
+        flight.decide("hedged", engine=engine.name, next=found[0].name)
+        return Second(found[0], call if found[1] == call.model else EngineCall(call.kind, found[1], call.body), place.leave)
+
+    def _slot(self, ask: Ask, public: str | None, call: EngineCall) -> Place | None:
+        if self._gate is None:
+            return FREE
+        wanted = call.body.get("max_completion_tokens") or call.body.get("max_tokens") or 0
+        return self._gate.spare(
+            public or DEFAULT, ask.caller, prompt_tokens=estimate_prompt_tokens(call), answer_tokens=wanted if isinstance(wanted, int) else 0,
+            capability=ask.capability,
+        )
 
     async def _stream(self, ask: Ask, public: str | None, legs: Legs) -> None:
         """Tell the answer; where a try fails before anything was told, by a new plan, within what is left of the first token's time."""
@@ -190,7 +209,7 @@ def build(capability: Capability, parts: Parts) -> Stage:
     return GenerateStage(
         parts.engines, holds=not capability.streams, first_token_s=capability.budgets.first_token_s,
         control=_control(capability, parts), max_resumes=parts.max_resumes, resume_wait_s=parts.resume_wait_s,
-        retries=parts.retries,
+        retries=parts.retries, gate=parts.gate,
     )
 
 
