@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 from pathlib import Path
 
 import psycopg
@@ -17,10 +18,13 @@ from psycopg.conninfo import make_conninfo
 from tidegate.core.errors import SettingsError, StoreDown
 from tidegate.stores.migrate import LOCK, migrate
 
+#: Every migration, in the order in which they are applied.
+ALL = sorted(path.stem for path in Path(str(resources.files("tidegate.stores") / "sql" / "migrations")).glob("*.sql"))
+
 
 def test_migrations_are_applied_once(empty_dsn: str) -> None:
     """The first call names what it applied, the second has nothing to do."""
-    assert migrate(empty_dsn) == ["0001-begin"]
+    assert migrate(empty_dsn) == ALL
     assert migrate(empty_dsn) == []
 
 
@@ -38,13 +42,13 @@ def test_many_processes_may_migrate_at_once(empty_dsn: str) -> None:
     """Six callers at the same time: one applies, all return."""
     with ThreadPoolExecutor(6) as pool:
         applied = list(pool.map(migrate, [empty_dsn] * 6))
-    assert sorted(map(len, applied)) == [0, 0, 0, 0, 0, 1]
+    assert sorted(map(len, applied)) == [0, 0, 0, 0, 0, len(ALL)]
 
 
 def test_a_url_over_tcp_form_is_understood(empty_dsn: str) -> None:
     """The URL form and libpq's key=value form name the same database."""
     parts = psycopg.conninfo.conninfo_to_dict(empty_dsn)
-    assert migrate(make_conninfo(**parts)) == ["0001-begin"]  # key=value
+    assert migrate(make_conninfo(**parts)) == ALL  # key=value
     rest = "&".join(f"{key}={value}" for key, value in parts.items() if key not in ("dbname", "user"))
     assert migrate(f"postgres://{parts['user']}@/{parts['dbname']}?{rest}") == []
 
@@ -55,7 +59,7 @@ def test_a_killed_migration_does_not_stop_the_next_one(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as link:
         link.execute("insert into tidegate.yoyo_lock (locked, ctime, pid) values (1, now(), 1)")
         link.execute("delete from tidegate._yoyo_migration")  # and it was not marked yet
-    assert migrate(empty_dsn) == ["0001-begin"]
+    assert migrate(empty_dsn) == ALL
 
 
 def test_a_killed_process_frees_the_lock(empty_dsn: str, tmp_path: Path) -> None:
@@ -79,7 +83,7 @@ time.sleep(100)
                 assert time.perf_counter_ns() < deadline_ns
         assert not migrating.done()
         os.kill(holder.pid, signal.SIGKILL)
-        assert migrating.result(timeout=30) == ["0001-begin"]
+        assert migrating.result(timeout=30) == ALL
     holder.wait()
     holder.stdout.close()
 

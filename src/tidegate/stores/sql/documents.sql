@@ -21,14 +21,15 @@ delete from tidegate.passages where document_id = %(document_id)s and id = any(%
 
 -- name: put_passage
 -- Store a passage; one that is there already is only touched where something about it changed.
-insert into tidegate.passages (id, document_id, collection, ordinal, text, page, heading, tokens, tags, embedding)
+insert into tidegate.passages (id, document_id, collection, ordinal, text, page, heading, tokens, tags, boxes, embedding)
 values (%(id)s, %(document_id)s, %(collection)s, %(ordinal)s, %(text)s, %(page)s, %(heading)s, %(tokens)s, %(tags)s::jsonb,
-        %(embedding)s::halfvec)
+        %(boxes)s::jsonb, %(embedding)s::halfvec)
 on conflict (id) do update
     set ordinal = excluded.ordinal, page = excluded.page, heading = excluded.heading, tokens = excluded.tokens, tags = excluded.tags,
-        embedding = excluded.embedding
-    where (passages.ordinal, passages.page, passages.heading, passages.tokens, passages.tags, passages.embedding)
-          is distinct from (excluded.ordinal, excluded.page, excluded.heading, excluded.tokens, excluded.tags, excluded.embedding);
+        boxes = excluded.boxes, embedding = excluded.embedding
+    where (passages.ordinal, passages.page, passages.heading, passages.tokens, passages.tags, passages.boxes, passages.embedding)
+          is distinct from (excluded.ordinal, excluded.page, excluded.heading, excluded.tokens, excluded.tags, excluded.boxes,
+                            excluded.embedding);
 
 -- name: delete_document
 -- Delete a document and, with it, its passages.
@@ -56,9 +57,9 @@ select index_version from tidegate.collections where name = %(collection)s;
 
 -- name: search_passages
 -- The k nearest passages of a collection whose tags contain the given ones, by inner product of unit vectors, which is cosine similarity.
-select near.id, d.source, d.title, near.text, least(1, greatest(0, -near.distance))::float8 as score, near.page, near.tags::text
+select near.id, d.source, d.title, near.text, least(1, greatest(0, -near.distance))::float8 as score, near.page, near.tags::text, near.boxes::text
 from (
-    select p.id, p.document_id, p.text, p.page, p.tags, p.embedding <#> %(vector)s::halfvec as distance
+    select p.id, p.document_id, p.text, p.page, p.tags, p.boxes, p.embedding <#> %(vector)s::halfvec as distance
     from tidegate.passages as p
     where p.collection = %(collection)s and p.tags @> %(tags)s::jsonb
     order by distance, p.id

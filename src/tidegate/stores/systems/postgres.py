@@ -23,7 +23,7 @@ from psycopg.rows import TupleRow, class_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 
 from tidegate.core.ask import Passage
-from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
+from tidegate.core.document import Box, Document, NewPassage, Replaced, passage_ids
 from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import FlightJson, KeptText, KeyRecord, Vectors
@@ -155,8 +155,10 @@ class Postgres:
         check_dimensions(vector.shape[-1])
         wanted = {"collection": clean_text(collection), "vector": HalfVector(vector.reshape(DIMENSIONS)), "k": k, "tags": _tags(tags)}
         return [
-            Passage(id, source, title, text, score, page, msgspec.json.decode(tags_json, type=dict[str, str]))
-            for id, source, title, text, score, page, tags_json in await self._rows("search_passages", wanted)
+            Passage(
+                id, source, title, text, score, page, msgspec.json.decode(tags, type=dict[str, str]), msgspec.json.decode(boxes, type=list[Box])
+            )
+            for id, source, title, text, score, page, tags, boxes in await self._rows("search_passages", wanted)
         ]
 
     async def index_version(self, collection: str) -> str:
@@ -177,6 +179,7 @@ class Postgres:
             {
                 "id": id, "collection": document.collection, "ordinal": ordinal, "text": passage.text, "page": passage.page,
                 "heading": passage.heading, "tokens": passage.tokens, "tags": _tags(document.tags | passage.tags),
+                "boxes": msgspec.json.encode(passage.boxes).decode(),
                 "embedding": HalfVector(vector),
             }
             for ordinal, (id, passage, vector) in enumerate(zip(ids, passages, np.asarray(vectors, np.float32), strict=True))
