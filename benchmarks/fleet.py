@@ -27,10 +27,12 @@ import common
 from tidegate.core.ask import Ask, Caller, Deadline, EngineCall
 from tidegate.core.chunk import Usage
 from tidegate.core.flight import Flight
+from tidegate.core.memory import Shared
 from tidegate.engines import fleet as fleet_module
 from tidegate.engines import member as member_module
 from tidegate.engines import routing as routing_module
 from tidegate.engines.fleet import Fleet
+from tidegate.engines.ledger import words_for
 from tidegate.engines.member import Run
 from tidegate.engines.settings import EngineSettings, FleetSettings
 from tidegate.sizing.engine_model import Engine, Speed
@@ -66,9 +68,11 @@ class Sized:
         return self.size
 
 
-def fleet_of(count: int, **fleet: Any) -> Fleet:
+def fleet_of(count: int, workers: int = 1) -> Fleet:
+    """As one of so many workers has it."""
     fields = {"url": "http://127.0.0.1:1", "models": ["m"], "conformance": "off"}
-    return Fleet({f"e{n}": EngineSettings.model_validate(fields) for n in range(count)}, FleetSettings.model_validate(fleet))
+    memory = Shared(words_for(count, workers), workers) if workers > 1 else None
+    return Fleet({f"e{n}": EngineSettings.model_validate(fields) for n in range(count)}, FleetSettings(), memory=memory)
 
 
 def ask_of(prompt: int, told: int, first: str = "", second: str = "") -> Ask:
@@ -185,10 +189,10 @@ def costs() -> dict[str, dict[str, float]]:
     ask = Ask(Flight("/bench"), Caller("k", "t"), Deadline(1e6))
     messages = [{"role": "system", "content": "You are a helper. " * 20}, {"role": "user", "content": "hello " * 50}]
     call = ask.call = EngineCall("chat", "m", {"messages": messages, "max_tokens": 100})
-    for count in (1, 2, 4, 16):
-        fleet = fleet_of(count)
+    for count, workers in ((1, 1), (2, 1), (4, 1), (16, 1), (1, 2), (2, 2), (4, 2), (16, 2), (4, 8)):
+        fleet = fleet_of(count, workers)
         member = fleet.members["e0"]
-        said[str(count)] = {
+        said[f"{count}" if workers == 1 else f"{count}, {workers} workers"] = {
             "choose_us": best_us(lambda fleet=fleet: fleet.find("m", ask)),  # type: ignore[misc]
             "account_us": best_us(lambda member=member: Run(member, call).end(None)),  # type: ignore[misc]
         }

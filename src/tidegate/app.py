@@ -300,6 +300,8 @@ class Gateway:
         """The stop begins: what would hold it open for the whole grace time ends now."""
         self.page.close()
         self.house.kept.stopping = True
+        if self.peers is not None:
+            self.peers.adopt = None  # streams that are kept end
 
     async def stop(self) -> None:
         """Bring what is spooled to the database, within a bound; what is left is drained by the next start."""
@@ -426,8 +428,8 @@ class Gateway:
             "tidegate_embedder_up": up("embedder"),
             "tidegate_engine_up": lambda: {name: float(bool(told.get("up"))) for name, told in self._figures.get("engines", {}).items()},
             "tidegate_engine_admitted": of_members(lambda member: member.admitted),
-            "tidegate_engine_requests": of_members(lambda member: member.requests),
-            "tidegate_engine_tokens_in_flight": of_members(lambda member: member.tokens if member.counts else None),
+            "tidegate_engine_requests": of_members(lambda member: member.under_way()[0]),
+            "tidegate_engine_tokens_in_flight": of_members(lambda member: member.under_way()[1] if member.counts else None),
             "tidegate_engine_breaker": of_members(lambda member: _BREAKER[member.breaker.state]),
             "tidegate_engine_drained": of_members(lambda member: member.drained),
             "tidegate_engine_speculative_acceptance": of_members(lambda member: member.watch.acceptance),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.stores.valkey_server import ValkeyServer, running
+from tests.waiting import until
 
 from tidegate.admission.book import LEFT, SLOTS, USED, Book
 from tidegate.admission.leases import Leases
@@ -98,14 +99,6 @@ async def machines(server: ValkeyServer, count: int, settings: LimitSettings, **
     finally:
         for machine in found:
             await machine.stop()
-
-
-async def until(true: Any, what: str) -> None:
-    for _ in range(1500):
-        if true():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail(f"{what} did not happen")
 
 
 async def drained(machine: Machine) -> int:

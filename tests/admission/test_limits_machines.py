@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.stores.valkey_server import ValkeyServer, free_port, running
+from tests.waiting import until_blocking as until
 
 COINS = '{"money_per_day": 300.0, "machines": 2}'  # nothing of it refills within a test
 
@@ -124,13 +124,6 @@ def start(net: Net, server: ValkeyServer) -> Iterator[Callable[[int, str], Machi
     yield start_one
     for machine in made:
         machine.kill()
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    end_ns = time.perf_counter_ns() + 30 * 10**9
-    while not true():
-        assert time.perf_counter_ns() < end_ns, f"{what} did not happen"
-        time.sleep(0.05)
 
 
 def test_two_machines_keep_one_limit_to_the_unit(start: Callable[[int, str], Machine]) -> None:

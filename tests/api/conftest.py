@@ -7,14 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import until_blocking as until
 
 from tidegate.api.control import NewKey, make_key
 from tidegate.stores.migrate import migrate
@@ -60,14 +60,6 @@ class House:
     def stats(self) -> dict[str, Any]:
         found: dict[str, Any] = httpx.get(self.engine + "/stats").json()
         return found
-
-
-def until(true: Callable[[], bool], what: str, within_s: float = 15.0) -> None:
-    """Wait for a condition, within a bound that only a fault reaches."""
-    end_ns = time.perf_counter_ns() + int(within_s * 1e9)
-    while not true():
-        assert time.perf_counter_ns() < end_ns, f"{what} did not happen within {within_s} s"
-        time.sleep(0.02)
 
 
 def start_scripted() -> tuple[subprocess.Popen[bytes], str]:

@@ -7,12 +7,13 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import until
 
 from tidegate.bench.directives import FAULTS, Directives, parse
 from tidegate.bench.scripted import Scripted, start
@@ -35,11 +36,6 @@ async def client(server: Scripted) -> AsyncIterator[httpx.AsyncClient]:
 
 def chat(orders: str, **fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": f"hi {orders}"}], **fields}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - the server is watched from outside; every caller has a time-out
-        await asyncio.sleep(0.001)
 
 
 # -- orders

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.waiting import until as until
 
 from tidegate.bench.scripted import Scripted, start
 from tidegate.core.ask import EngineCall
@@ -74,10 +75,3 @@ def ask(orders: str = "", **fields: Any) -> EngineCall:
 
 def complete(orders: str = "", **fields: Any) -> EngineCall:
     return EngineCall("completion", "m", {"prompt": f"Once upon a time {orders}", **fields})
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, with a bound."""
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110 - the condition is in another part of the program, which knows no event of ours
-            await asyncio.sleep(0.001)

@@ -8,7 +8,6 @@ import json
 import random
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from tests.waiting import until_blocking as until
 
 from tidegate.api.page import CapabilityView, Page, PageDeps, TokenFolder, create_page, session_caller
 from tidegate.core.ask import Caller
@@ -324,11 +324,3 @@ def serving(house: House) -> Iterator[str]:
         stopped = not thread.is_alive()
         server.force_exit = True
         assert stopped, "the server waits for somebody who looks"
-
-
-def until(fact: Any, within_s: float = 10.0) -> None:
-    """Returns when `fact()` is true; fails when it is not within the bound."""
-    end_ns = time.perf_counter_ns() + int(within_s * 1e9)
-    while not fact():
-        assert time.perf_counter_ns() < end_ns, "it did not happen in time"
-        time.sleep(0.01)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from stand_in import ADMIN, ANSWER, DATA, MS, SECRET, House, record, serving, until
+from stand_in import ADMIN, ANSWER, DATA, MS, SECRET, House, record, serving
+from tests.waiting import until_blocking as until
 
 from tidegate.api.page.session import COOKIE, new_session
 

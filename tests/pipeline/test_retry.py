@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.waiting import until
 
 from tidegate.admission.gate import Gate, Place
 from tidegate.admission.settings import AdmissionSettings
@@ -103,12 +104,6 @@ def idle(servers: Servers) -> bool:
     return all(server.active == 0 for server in servers.all.values()) and all(
         (member.requests, member.tokens) == (0, 0) for member in servers.fleet.members.values()
     )
-
-
-async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for are counters of another program
-            await asyncio.sleep(0.005)
 
 
 both = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])

@@ -14,6 +14,7 @@ from tests.pipeline.test_capability import write
 
 from tidegate.core.ask import Ask, Caller, Deadline, EngineAnswer, EngineCall, Passage, Said
 from tidegate.core.chunk import Chunk, Usage
+from tidegate.core.document import Box
 from tidegate.core.errors import CannotContinue, DeadlineExceeded, EngineCut, EngineStalled, OutputInvalid, SettingsError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine, EngineStream
@@ -269,6 +270,20 @@ async def test_citations_say_what_the_answer_rests_on(tmp_path: Path, answer: st
     await cite.build(load(folder), Parts(FakeEngine(FakeStream([]))))(ask)
     assert ask.answer is not None
     assert [citation["quoted"] for citation in ask.answer["citations"]] == quoted
+
+
+async def test_a_citation_names_page_and_place(tmp_path: Path) -> None:
+    """The boxes of a passage go with it, in the shape that the shipped capability's contract has."""
+    folder = write(tmp_path)
+    shipped = Path(__file__).parents[2] / "examples" / "capabilities" / "support" / "answer" / "output.schema.json"
+    (folder / "output.schema.json").write_bytes(shipped.read_bytes())
+    ask = new_ask()
+    ask.text = ["Yes [1]."]
+    ask.passages = [Passage("a", "d", "t", "Yes.", 0.9, 3, boxes=[Box(3, 72.0, 90.5, 300.0, 102.0)])]
+    await cite.build(load(folder), Parts(FakeEngine(FakeStream([]))))(ask)
+    assert ask.answer is not None
+    (citation,) = ask.answer["citations"]
+    assert (citation["page"], citation["boxes"]) == (3, [[3, 72.0, 90.5, 300.0, 102.0]])
 
 
 async def test_a_ticket_is_made_once_and_leads_to_the_flight(tmp_path: Path) -> None:

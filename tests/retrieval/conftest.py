@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import waiting
 
 from tidegate.retrieval.e5_model import E5Model, Window
 from tidegate.retrieval.e5_weights import E5Weights, find_package
@@ -117,10 +118,4 @@ def stand_in() -> type[StandIn]:
 @pytest.fixture
 def until() -> Callable[..., Awaitable[None]]:
     """Waits until a condition is true; fails when it does not become true."""
-
-    async def wait(condition: Callable[[], object], within_s: float = 20.0) -> None:
-        async with asyncio.timeout(within_s):
-            while not condition():  # noqa: ASYNC110 - what other threads and processes do sets no event
-                await asyncio.sleep(0.002)
-
-    return wait
+    return waiting.until

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.document import NewPassage
+from tidegate.core.document import Box, NewPassage
 from tidegate.retrieval import language
 from tidegate.retrieval.chunk import Size, chunk
 from tidegate.retrieval.flow import join_lines
@@ -30,6 +30,10 @@ def passages_of(*blocks: Block, title: str = "T", size: Size = SIZE) -> list[New
     return asyncio.run(chunk(Loaded(title, list(blocks)), count_tokens, size))
 
 
+def on(page: int, top: float = 100.0) -> Box:
+    return Box(page, 72.0, top, 500.0, top + 20)
+
+
 def sentences(n: int, words: int = 8) -> str:
     return " ".join(f"S{at} " + "word " * (words - 2) + "end." for at in range(n))
 
@@ -37,9 +41,9 @@ def sentences(n: int, words: int = 8) -> str:
 def test_a_short_section_is_one_passage_with_its_headings() -> None:
     """A passage knows the headings above it, the page and its size; the document's title is not repeated."""
     passages = passages_of(
-        Block("T", "heading", 1), Block("Claims", "heading", 2), Block("Deadlines", "heading", 3), Block("Within 14 days.", page=3)
+        Block("T", "heading", 1), Block("Claims", "heading", 2), Block("Deadlines", "heading", 3), Block("Within 14 days.", boxes=[on(3)])
     )
-    assert passages == [NewPassage("Within 14 days.", 3, "Claims > Deadlines", 3)]
+    assert passages == [NewPassage("Within 14 days.", 3, "Claims > Deadlines", 3, boxes=[on(3)])]
 
 
 def test_a_passage_never_crosses_a_heading() -> None:
@@ -90,7 +94,7 @@ def test_nothing_is_lost_and_nothing_is_too_large(paragraphs: list[str]) -> None
 def test_every_passage_of_a_table_repeats_its_caption_and_header() -> None:
     """Rows are never torn, and none stands without the names of its columns."""
     table = markdown_table([["Age", "Bronze", "Gold"], *([str(n), f"{n}.50", f"{2 * n}.50"] for n in range(30))])
-    passages = passages_of(Block("Premium by age:"), Block(table, "table", page=2), size=Size(60, 0.12))
+    passages = passages_of(Block("Premium by age:"), Block(table, "table"), size=Size(60, 0.12))
     assert len(passages) > 2
     assert all(passage.text.startswith("Premium by age:\n| Age | Bronze | Gold |\n|---|---|---|\n| ") for passage in passages)
     assert all(passage.tokens <= 60 for passage in passages)
@@ -113,9 +117,30 @@ def test_a_paragraph_before_a_table_that_is_no_caption_stays_alone() -> None:
 
 def test_a_page_is_where_a_passage_begins() -> None:
     """The page of a passage is the one of its first new sentence, not of what it repeats from the page before."""
-    first, second = passages_of(Block(sentences(5), page=1), Block("New " + sentences(4), page=2), size=Size(48, 0.3))
+    first, second = passages_of(Block(sentences(5), boxes=[on(1)]), Block("New " + sentences(4), boxes=[on(2)]), size=Size(48, 0.3))
     assert (first.page, second.page) == (1, 2)
     assert not second.text.startswith("New")
+
+
+def test_a_passage_knows_each_place_that_it_stands_at() -> None:
+    """Of two paragraphs in one passage both boxes are kept, in order, each once; so are the places of what is repeated."""
+    (passage,) = passages_of(Block("One. Two.", boxes=[on(1)]), Block("Three.", boxes=[on(1, 200.0), on(2)]))
+    assert passage.boxes == [on(1), on(1, 200.0), on(2)]
+
+
+def test_the_rows_of_a_passage_have_their_own_place() -> None:
+    """Each passage of a table names the header's place and that of its own rows, one box a page; its page is that of its first row."""
+    table = markdown_table([["Age", "Bronze"], *([f"{n}", f"{n}.50"] for n in range(12))])
+    boxes = [on(1, 100.0), *(on(1 + n // 8, 120.0 + 20 * (n % 8)) for n in range(12))]
+    first, second = passages_of(Block(table, "table", boxes=boxes), size=Size(37, 0.12))
+    assert (first.page, first.boxes) == (1, [on(1, 100.0), Box(1, 72.0, 120.0, 500.0, 240.0)])
+    assert second.boxes == [on(1, 100.0), Box(1, 72.0, 240.0, 500.0, 280.0), Box(2, 72.0, 120.0, 500.0, 200.0)]
+
+
+def test_contents_make_no_passages_and_an_appendix_says_so() -> None:
+    """What stands in a table of contents is found in the text itself; a search may tell an appendix from the body by a tag."""
+    passages = passages_of(Block("1 Claims 7", part="contents"), Block("Text."), Block("Table of rates.", part="appendix"))
+    assert [(passage.text, passage.tags) for passage in passages] == [("Text.", {}), ("Table of rates.", {"part": "appendix"})]
 
 
 # -- sentences

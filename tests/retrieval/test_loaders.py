@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reportlab.lib.pagesizes import A4
-from reportlab.pdfgen.canvas import Canvas
-from reportlab.platypus import SimpleDocTemplate, Table, TableStyle
 
 from tidegate.core.errors import DocumentUnreadable
 from tidegate.core.plugins import load as load_plugin
@@ -19,12 +16,7 @@ from tidegate.core.plugins import names
 from tidegate.retrieval import encoding, magic
 from tidegate.retrieval.load_child import SOCKET, by_suffix, read
 from tidegate.retrieval.loaded import Block, Bounds, Loaded
-from tidegate.retrieval.loaders import md, pdf, txt
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
-ROOT = Path(__file__).parents[2]
-
-needs_data = pytest.mark.skipif(not (DATA / "pdf").is_dir(), reason="the real-world files are not here (../shared/data/pdf)")
+from tidegate.retrieval.loaders import md, txt
 
 Write = Callable[[str, str | bytes], str]
 
@@ -187,130 +179,3 @@ def test_html_is_noted(write: Write) -> None:
     loaded = load_md(write, "text\n\n<div>hidden</div>\n\n<!-- a comment -->\n")
     assert loaded.blocks == [Block("text")]
     assert ["HTML block" in note for note in loaded.notes] == [True]
-
-
-# -- PDF
-
-
-def make_pdf(path: Path, pages: list[list[tuple[float, float, float, str]]], **options: str) -> str:
-    """Lines as (x, y from the bottom, size, text) on A4 pages."""
-    canvas = Canvas(str(path), pagesize=A4, invariant=1, **options)
-    for lines in pages:
-        for x, y, size, text in lines:
-            canvas.setFont("Helvetica", size)
-            canvas.drawString(x, y, text)
-        canvas.showPage()
-    canvas.save()
-    return str(path)
-
-
-def test_a_ruled_table_keeps_rows_header_and_page() -> None:
-    """The example PDF: both tables, each with its header row and its page."""
-    loaded = pdf.load(str(ROOT / "examples" / "documents" / "benefit-table.pdf"), Bounds())
-    tables = [block for block in loaded.blocks if block.kind == "table"]
-    assert [table.page for table in tables] == [1, 2]
-    assert tables[0].text.startswith("| Benefit | Bronze | Silver | Gold |\n|---|---|---|---|\n| Annual limit | 5,000 euros |")
-    assert "| 50 to 64 | 28.40 euros | 55.10 euros | 98.60 euros |" in tables[1].text
-    assert not [block for block in loaded.blocks if block.kind != "table" and "98.60" in block.text]
-    headings = [block.text for block in loaded.blocks if block.kind == "heading" and block.level == 2]
-    assert headings == ["What the plans pay", "What the plans cost"]
-
-
-def test_a_merged_cell_counts_for_every_place_it_covers(tmp_path: Path) -> None:
-    """A cell over two columns and a cell over two rows are repeated, so that each row stands for itself."""
-    path = tmp_path / "merged.pdf"
-    spans = [("GRID", (0, 0), (-1, -1), 1, "black"), ("SPAN", (1, 0), (2, 0)), ("SPAN", (0, 1), (0, 2))]
-    rows = [["Plan", "Limits", ""], ["Gold", "dental", "2400"], ["", "glasses", "320"]]
-    SimpleDocTemplate(str(path)).build([Table(rows, style=TableStyle(spans))])
-    (table,) = pdf.load(str(path), Bounds()).blocks
-    assert table.text == "| Plan | Limits | Limits |\n|---|---|---|\n| Gold | dental | 2400 |\n| Gold | glasses | 320 |"
-
-
-def test_columns_are_read_one_after_the_other(tmp_path: Path) -> None:
-    """Two columns under a title across both are read title, left, right, though the file draws right, left, title."""
-    left = [(50.0, 700.0 - 14 * n, 10.0, f"left line {n} of the text") for n in range(6)]
-    right = [(320.0, 700.0 - 14 * n, 10.0, f"right line {n} of the text") for n in range(6)]
-    path = make_pdf(tmp_path / "columns.pdf", [[*right, *left, (50.0, 760.0, 20.0, "A title that goes across both of the columns")]])
-    text = " ".join(block.text for block in pdf.load(path, Bounds()).blocks)
-    positions = [text.index(words) for words in ("title", "left line 0", "left line 5", "right line 0", "right line 5")]
-    assert positions == sorted(positions)
-
-
-def test_running_headers_are_left_out_and_noted(tmp_path: Path) -> None:
-    """A header on every page is no text of the document; a note says that it was left out."""
-    pages = [[(50.0, 820.0, 9.0, f"Harbour Mutual, page {n}"), (50.0, 600.0, 11.0, f"Text of page {n}.")] for n in range(1, 5)]
-    loaded = pdf.load(make_pdf(tmp_path / "running.pdf", pages), Bounds())
-    assert [(block.text, block.page) for block in loaded.blocks] == [(f"Text of page {n}.", n) for n in range(1, 5)]
-    assert "Harbour Mutual, page #" in loaded.notes[0]
-
-
-def test_an_empty_page_is_noted(tmp_path: Path) -> None:
-    """A page without text is not skipped in silence."""
-    loaded = pdf.load(make_pdf(tmp_path / "gap.pdf", [[(50.0, 600.0, 11.0, "Some text.")], []]), Bounds())
-    assert loaded.notes == ["Page 2 is empty."]
-
-
-def test_too_many_pages_are_refused(tmp_path: Path) -> None:
-    """A file over the bound is refused with the bound, never read in part."""
-    path = make_pdf(tmp_path / "long.pdf", [[(50.0, 600.0, 11.0, "text")]] * 3)
-    with pytest.raises(DocumentUnreadable, match="3 pages, more than 2"):
-        pdf.load(path, Bounds(max_pages=2))
-
-
-def test_an_encrypted_file_says_so(tmp_path: Path) -> None:
-    """A password is asked for by name."""
-    path = make_pdf(tmp_path / "secret.pdf", [[(50.0, 600.0, 11.0, "text")]], encrypt="geheim")
-    with pytest.raises(DocumentUnreadable, match="encrypted"):
-        pdf.load(path, Bounds())
-
-
-def test_tables_that_take_too_long_are_read_as_lines(tmp_path: Path) -> None:
-    """With no time left for tables their text is kept, and a note says that the tables were not found."""
-    path = tmp_path / "slow.pdf"
-    grid = TableStyle([("GRID", (0, 0), (-1, -1), 1, "black")])
-    SimpleDocTemplate(str(path)).build([Table([["Plan", "Limit"], ["Gold", "2400"], ["Silver", "900"], ["Bronze", "250"]], style=grid)])
-    loaded = pdf.load(str(path), Bounds(seconds=0.0))
-    assert not [block for block in loaded.blocks if block.kind == "table"]
-    assert "2400" in " ".join(block.text for block in loaded.blocks)
-    assert "took too long" in loaded.notes[0]
-
-
-@needs_data
-@pytest.mark.parametrize("path", sorted((DATA / "pdf" / "encrypted").glob("*user-password.pdf")), ids=lambda path: path.name)
-def test_real_encrypted_files_say_so(path: Path) -> None:
-    """Every generation of PDF encryption is recognised."""
-    with pytest.raises(DocumentUnreadable, match="encrypted"):
-        pdf.load(str(path), Bounds())
-
-
-@needs_data
-@pytest.mark.parametrize("path", sorted((DATA / "pdf" / "broken").glob("*.pdf")), ids=lambda path: path.name)
-def test_real_broken_files_are_read_or_refused(path: Path) -> None:
-    """A broken file gives what can still be read, or a reason."""
-    outcome = read(by_suffix(), str(path), Bounds())
-    assert outcome.loaded or (outcome.failure == "unreadable" and outcome.message)
-
-
-@needs_data
-@pytest.mark.parametrize("path", sorted((DATA / "pdf" / "scan").glob("*.pdf")), ids=lambda path: path.name)
-def test_real_scans_are_refused_with_the_way_out(path: Path) -> None:
-    """A scan without text is refused, and OCR is named."""
-    with pytest.raises(DocumentUnreadable, match="a scan") as caught:
-        pdf.load(str(path), Bounds())
-    assert "ocrmypdf" in (caught.value.hint or "")
-
-
-@needs_data
-def test_a_real_three_column_page_is_read_in_order() -> None:
-    """The Federal Register's first page: a sentence that goes on in the next column is not torn by another one."""
-    loaded = pdf.load(str(DATA / "pdf" / "en_layout" / "federal-register-2020-17221.pdf"), Bounds())
-    text = " ".join(block.text for block in loaded.blocks if block.page == 1)
-    assert "final corrective action is necessary to address the unsafe condition" in text
-
-
-@needs_data
-def test_a_real_chinese_report_keeps_its_tables() -> None:
-    """A figure of a Chinese quarterly report stands in a table beside its row's name."""
-    loaded = pdf.load(str(DATA / "pdf" / "zh_finance" / "issue-67-example.pdf"), Bounds())
-    rows = [row for block in loaded.blocks if block.kind == "table" for row in block.text.split("\n")]
-    assert "| 营业收入（元） | 4,755,785.11 | 5,699,227.63 | -16.55% |" in rows

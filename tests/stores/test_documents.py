@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from tidegate.core.document import Document, NewPassage, passage_ids
+from tidegate.core.document import Box, Document, NewPassage, passage_ids
 from tidegate.core.errors import SettingsError
 from tidegate.core.ports import DocumentStore, Vectors, VectorStore
 from tidegate.core.search import Filter
@@ -41,6 +41,14 @@ async def test_the_nearest_passages_come_first(store: Store) -> None:
     assert [passage.text for passage in found] == ["one", "two"]
     assert [passage.score for passage in found] == pytest.approx([0.8, 0.6], abs=1e-3)
     assert (found[0].document, found[0].title, found[0].page, found[0].tags) == ("a.md", "A", 3, {"lang": "en"})
+
+
+async def test_a_passage_knows_its_places(store: Store) -> None:
+    """The boxes come back as they were stored, and a passage that only moved is where it is now."""
+    first, second = [Box(1, 72.0, 100.5, 500.0, 120.0), Box(2, 72.0, 72.0, 500.0, 90.0)], [Box(3, 1.0, 2.0, 3.0, 4.5)]
+    for boxes in (first, second):
+        await store.replace_document(a_document(), [NewPassage("one", page=1, boxes=boxes), NewPassage("none")], axis(0, 1))
+        assert [passage.boxes for passage in (await store.search("c", axis(0)[0], 2)).passages] == [boxes, []]
 
 
 async def test_scores_stay_between_0_and_1(store: Store) -> None:

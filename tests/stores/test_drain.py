@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.waiting import until
 
 from tidegate.core.errors import StoreDown
 from tidegate.core.ports import FlightJson, FlightStore, KeptText
@@ -46,14 +46,6 @@ class Moody(Memory):
         await super().write_flights(flights, kept)
         if self.mood == "deaf":
             raise StoreDown("The answer was lost.")
-
-
-async def until(condition: object, within_s: float = 10) -> None:
-    """Wait until a call says true."""
-    deadline_ns = time.perf_counter_ns() + int(within_s * 1e9)
-    while not condition():  # type: ignore[operator]
-        assert time.perf_counter_ns() < deadline_ns
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -8,17 +8,18 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-import tidegate.stores
 from tidegate.core.errors import SettingsError, StoreDown
 from tidegate.stores.migrate import LOCK, migrate
 
-ALL = sorted(file.stem for file in (Path(tidegate.stores.__file__).parent / "sql" / "migrations").glob("*.sql"))
+#: Every migration, in the order in which they are applied.
+ALL = sorted(path.stem for path in Path(str(resources.files("tidegate.stores") / "sql" / "migrations")).glob("*.sql"))
 
 
 def test_migrations_are_applied_once(empty_dsn: str) -> None:

@@ -181,7 +181,7 @@ async def test_a_busy_pool_is_not_a_database_that_is_down(clean_dsn: str) -> Non
 async def test_a_missing_schema_says_to_migrate(empty_dsn: str) -> None:
     """For reads, writes and vectors; and the store works as soon as somebody migrated."""
     store = Postgres(StoreSettings(dsn=empty_dsn))
-    for call in (store.list_keys(), store.write_flights(as_json(a_flight()), []), store.search("c", np.ones(384, np.float32), 1, {})):
+    for call in (store.list_keys(), store.write_flights(as_json(a_flight()), []), store.search("c", np.ones(384, np.float32), 1)):
         with pytest.raises(StoreDown) as caught:
             await call
         assert "tidegate migrate" in (caught.value.hint or "")

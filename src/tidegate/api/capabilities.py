@@ -196,8 +196,8 @@ def _landing(landing: Landing) -> dict[str, str]:
 
 def _shown(n: int, passage: Passage) -> dict[str, Any]:
     return {
-        "n": n, "id": passage.id, "document": passage.document, "title": passage.title, "page": passage.page, "text": passage.text,
-        "score": round(passage.score, 4),
+        "n": n, "id": passage.id, "document": passage.document, "title": passage.title, "page": passage.page, "boxes": passage.boxes,
+        "text": passage.text, "score": round(passage.score, 4),
     }
 
 

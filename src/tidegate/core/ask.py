@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from tidegate.core.chunk import Chunk, End, Usage
+from tidegate.core.document import Box
 from tidegate.core.errors import DeadlineExceeded
 from tidegate.core.flight import Flight
 
@@ -47,7 +48,7 @@ class Deadline:
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """A piece of a document that can be quoted. `score` is cosine similarity, 0 to 1."""
+    """A piece of a document that can be quoted. `score` is cosine similarity, 0 to 1. `boxes`: where it stands on its pages."""
 
     id: str
     document: str
@@ -56,6 +57,7 @@ class Passage(msgspec.Struct, frozen=True):
     score: float
     page: int | None = None
     tags: dict[str, str] = {}
+    boxes: list[Box] = []
 
 
 class Landing(msgspec.Struct, frozen=True):

@@ -5,8 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
+
+
+class Box(NamedTuple):
+    """A place on a page: points (1/72 inch) from the top left corner of the page as it is shown. In JSON: [page, x0, top, x1, bottom]."""
+
+    page: int
+    x0: float
+    top: float
+    x1: float
+    bottom: float
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +53,7 @@ class NewPassage(msgspec.Struct, frozen=True):
     """A passage on its way into the store, in the order of the document.
 
     `heading` is the path of headings above it, e.g. "Claims > Deadlines". `tags` are added to the document's own and win over them.
+    `boxes`: where it stands, one box or more a page; [] where the format has no pages.
     """
 
     text: str
@@ -49,6 +61,7 @@ class NewPassage(msgspec.Struct, frozen=True):
     heading: str = ""
     tokens: int = 0
     tags: dict[str, str] = {}
+    boxes: list[Box] = []
 
 
 class Replaced(msgspec.Struct, frozen=True):

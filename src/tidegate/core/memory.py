@@ -20,8 +20,8 @@ from tidegate.core.errors import SettingsError
 
 Words = memoryview
 MUTEX_BYTES = 128
-#: How long `Shared` waits for its lock: what it guards is a few writes, and what it is for does not stop a request.
-_PATIENCE_NS = 20_000_000
+#: How long `Shared` waits for its lock. What it guards is a few writes; but its owner may be anyone, and have to wait for a processor.
+_PATIENCE_NS = 250_000_000
 
 
 class Mutex:

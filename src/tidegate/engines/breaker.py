@@ -4,8 +4,8 @@ No clock of its own, no I/O. States and words as in M. Nygard, Release It! (2007
 to be a failure of the instance; a caller's own mistake (4xx), an instance that is busy (429, 503) and a client that left are no outcome at all.
 
 All workers of a machine have one breaker for an instance: its state stands in a ledger that they share. Each counts outcomes in words of its own;
-a failure is judged by those of all. A state changes under the lock, where it is looked at once more. A change that cannot have the lock is left
-out: the next outcome brings it.
+a failure is judged by those of all. A state changes under the lock, where it is looked at once more, and so is a probe's place taken. A change
+that cannot have the lock is left out: the next outcome brings it.
 
 It says what it thinks of the instance. Whether that means anything is the fleet's business: where no other instance can take a request, an open
 breaker keeps nobody away (see `routing`).
@@ -27,6 +27,8 @@ NEVER_NS = 1 << 62
 CLAIM_S = 1.0
 _STATES: tuple[State, State, State] = ("closed", "open", "half_open")
 _CLOSED, _OPEN, _HALF_OPEN = range(3)
+_ERA_BITS = 20
+_MOST_PROBES = (1 << _ERA_BITS) - 1
 
 
 class Breaker:
@@ -91,7 +93,7 @@ class Breaker:
         """Take a probe's place for the request that begins next. False where all are taken, by whichever worker."""
         with suppress(OSError), self._ledger.memory:
             if self._words[self._at + STATE] == _HALF_OPEN:
-                self._give_back(now_ns)
+                self.give_back(now_ns)
                 if self._under_way() < self._probes:
                     self._try(1)
                     self._claims += 1
@@ -106,13 +108,11 @@ class Breaker:
         if words[at + STATE] == _CLOSED:
             return era
         if self.look(now_ns) == "half_open":
-            with suppress(OSError), self._ledger.memory:
-                if words[at + STATE] == _HALF_OPEN:
-                    self._give_back(now_ns)
-                    if self._claims:
-                        self._claims -= 1
-                    else:
-                        self._try(1)
+            self.give_back(now_ns)
+            if self._claims:
+                self._claims -= 1
+            else:
+                self._try(1)
         return words[at + ERA]
 
     def end(self, era: int, good: bool | None, now_ns: int) -> None:
@@ -125,45 +125,32 @@ class Breaker:
             if good is not None:
                 self._count(era, good, now_ns)
         elif state == _HALF_OPEN:
-            with suppress(OSError), self._ledger.memory:
-                if era != words[at + ERA]:
-                    return
-                self._try(-1)
-                if good:
-                    words[at + PASSED] += 1
-                    if words[at + PASSED] >= self._probes:
-                        words[at + CLOSED] = now_ns
-                        self._turn(_CLOSED)
-                elif good is False:
-                    self._open(now_ns)
+            self._try(-1)
+            if good is not None:
+                with suppress(OSError), self._ledger.memory:
+                    if era == words[at + ERA]:
+                        self._judge(good, now_ns)
 
     def give_back(self, now_ns: int) -> int:
         """Give back what was claimed and not taken; gives when to do so again."""
-        if not self._claims:
-            return NEVER_NS
-        with suppress(OSError), self._ledger.memory:
-            self._give_back(now_ns)
-        return self._claimed_ns + int(CLAIM_S * 1e9) if self._claims else NEVER_NS
-
-    # -- probes
-
-    def _under_way(self) -> int:
-        first = self._ledger.probes
-        return sum(self._words[first : first + self._ledger.workers])
-
-    def _try(self, more: int) -> None:
-        """So many probes more of this worker. Under the lock."""
-        if self._trying_in != self.era:
-            self._trying_in, self._trying, self._claims = self.era, 0, 0
-        self._trying = max(0, self._trying + more)
-        self._words[self._ledger.probes + self._ledger.worker] = self._trying
-
-    def _give_back(self, now_ns: int) -> None:
-        if self._trying_in != self.era:
-            self._claims = 0
-        elif self._claims and now_ns - self._claimed_ns > CLAIM_S * 1e9:
+        if self._claims and (self._trying_in != self.era or now_ns - self._claimed_ns > CLAIM_S * 1e9):
             claims, self._claims = self._claims, 0
             self._try(-claims)
+        return self._claimed_ns + int(CLAIM_S * 1e9) if self._claims else NEVER_NS
+
+    # -- probes: each worker has a word for its own, with the era in which they began, so that those of an earlier one are none
+
+    def _under_way(self) -> int:
+        first, era = self._ledger.probes, self.era
+        return sum(told & _MOST_PROBES for told in self._words[first : first + self._ledger.workers] if told >> _ERA_BITS == era)
+
+    def _try(self, more: int) -> None:
+        """So many probes more of this worker."""
+        era = self.era
+        if self._trying_in != era:
+            self._trying_in, self._trying, self._claims = era, 0, 0
+        self._trying = min(max(0, self._trying + more), _MOST_PROBES)
+        self._words[self._ledger.probes + self._ledger.worker] = era << _ERA_BITS | self._trying
 
     # -- outcomes
 
@@ -218,11 +205,20 @@ class Breaker:
         words[at + TIMES] = times
         self._turn(_OPEN)
 
+    def _judge(self, good: bool, now_ns: int) -> None:
+        """The end of a probe."""
+        words, at = self._words, self._at
+        if not good:
+            self._open(now_ns)
+            return
+        words[at + PASSED] += 1
+        if words[at + PASSED] >= self._probes:
+            words[at + CLOSED] = now_ns
+            self._turn(_CLOSED)
+
     def _turn(self, state: int) -> None:
-        words, at, probes = self._words, self._at, self._ledger.probes
+        words, at = self._words, self._at
         words[at + PASSED] = 0
-        for worker in range(self._ledger.workers):
-            words[probes + worker] = 0
         words[at + ERA] += 1
         words[at + STATE] = state
         self._ledger.changed()

@@ -275,9 +275,7 @@ class Fleet:
         # of one among which nobody chooses only the acceptance is of interest
         period_s = self.settings.metrics_s if member.counts else max(self.settings.metrics_s, ALONE_S)
         while True:
-            if member.ledger.workers > 1:
-                member.see_others()
-            await member.watch.look(member.requests + member.other_requests, period_s)
+            await member.watch.look(member.under_way()[0], period_s)
             member.look_at_load()
             await asyncio.sleep(member.watch.pause_s)
 

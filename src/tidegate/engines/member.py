@@ -192,14 +192,21 @@ class Member:
         loads = self.ledger.loads
         others = sum(loads) - loads[self.ledger.worker]
         self.other_requests, self.other_tokens = others >> TOKEN_BITS, others & TOKENS
-        for tenant, used in zip(self.kept, self.ledger.used, strict=False):
-            self.other_used[tenant] = sum(used) - used[self.ledger.worker]
+        if self.kept:
+            for tenant, used in zip(self.kept, self.ledger.used, strict=False):
+                self.other_used[tenant] = sum(used) - used[self.ledger.worker]
+
+    def under_way(self) -> tuple[int, int]:
+        """Requests and tokens of all workers."""
+        self.see_others()
+        return self.requests + self.other_requests, self.tokens + self.other_tokens
 
     def tell_others(self) -> None:
         """Let other workers see what this one has under way on it."""
         self.ledger.loads[self.ledger.worker] = self.requests << TOKEN_BITS | self.tokens
-        for tenant, used in zip(self.kept, self.ledger.used, strict=False):
-            used[self.ledger.worker] = self.used[tenant]
+        if self.kept:
+            for tenant, used in zip(self.kept, self.ledger.used, strict=False):
+                used[self.ledger.worker] = self.used[tenant]
 
     def keep(self, kept: dict[str, int]) -> None:
         """Keep so many slots for each of these tenants: their requests have no others, and no other request has theirs."""
@@ -320,11 +327,10 @@ class Member:
             if failed:
                 said["checks_failed"] = {one.name: one.evidence for one in failed}
         now_ns = time.perf_counter_ns()
-        if self.ledger.workers > 1:
-            self.see_others()
-        fleet: dict[str, Any] = {"requests": self.requests + self.other_requests, "breaker": self.breaker.look(now_ns)}
+        requests, tokens = self.under_way()
+        fleet: dict[str, Any] = {"requests": requests, "breaker": self.breaker.look(now_ns)}
         if self.counts:
-            fleet["tokens_in_flight"] = self.tokens + self.other_tokens
+            fleet["tokens_in_flight"] = tokens
         if self.section.role != "any":
             fleet["role"] = self.section.role
         if self.owner:

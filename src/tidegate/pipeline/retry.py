@@ -41,10 +41,11 @@ class Budget:
         """A request came."""
         self._due = due = self._due + self._filled
         if due >= _ONE:
-            self._due = 0
             if self._words[self._at]:
                 with suppress(OSError), self._memory:
-                    self._words[self._at] = max(0, self._words[self._at] - due)
+                    self._words[self._at], self._due = max(0, self._words[self._at] - due), 0
+            else:
+                self._due = 0
 
     @property
     def has_one(self) -> bool:

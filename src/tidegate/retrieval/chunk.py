@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tidegate.core.document import NewPassage
-from tidegate.retrieval.loaded import Block, Loaded
+from tidegate.core.document import Box, NewPassage
+from tidegate.retrieval.loaded import Block, Loaded, Part
 from tidegate.retrieval.sentences import cut, split_sentences, tail
+from tidegate.retrieval.tables import around
 
 #: Raised by one when the same document gives other passages than before.
-VERSION = 1
+VERSION = 2
 
 CountTokens = Callable[[Sequence[str]], Awaitable[list[int]]]
 
@@ -45,7 +46,7 @@ class Unit:
 
     text: str
     before: str
-    page: int | None
+    boxes: list[Box]
     tokens: int = 0
     #: Tokens of the paragraph that begins here; 0 inside a paragraph.
     paragraph: int = 0
@@ -53,12 +54,15 @@ class Unit:
 
 @dataclass(slots=True)
 class Section:
-    """What stands under one heading: paragraphs as units, or one table. `lead`: the lines that every passage of a table repeats."""
+    """What stands under one heading: paragraphs as units, or one table. `lead`: the lines that every passage of a table repeats,
+    and where they stand."""
 
     heading: str
     units: list[Unit]
     lead: str = ""
     lead_tokens: int = 0
+    lead_boxes: list[Box] = field(default_factory=list)
+    part: Part = "body"
 
 
 async def chunk(loaded: Loaded, count_tokens: CountTokens, size: Size | None = None) -> list[NewPassage]:
@@ -74,17 +78,19 @@ def _sections(loaded: Loaded, size: Size) -> Iterator[Section]:
     pending: list[Block] = []
 
     def flush() -> Iterator[Section]:
-        units = [unit for block in pending for unit in _units(block.text, block.page, size)]
+        units = [unit for block in pending for unit in _units(block.text, block.boxes, size)]
         if units:
-            yield Section(_heading(path, loaded.title), units)
+            yield Section(_heading(path, loaded.title), units, part=pending[0].part)
         pending.clear()
 
-    for block in loaded.blocks:
+    for block in (block for block in loaded.blocks if block.part != "contents"):
+        if pending and block.part != pending[0].part:
+            yield from flush()
         if block.kind == "heading":
             yield from flush()
             path = [*((level, text) for level, text in path if level < block.level), (block.level, block.text)]
         elif block.kind == "table":
-            caption = pending.pop().text if pending and _is_caption(pending[-1].text) else ""
+            caption = pending.pop() if pending and _is_caption(pending[-1].text) else Block("")
             yield from flush()
             yield _table(block, caption, _heading(path, loaded.title), size)
         else:
@@ -107,24 +113,29 @@ def _is_caption(text: str) -> bool:
     return len(text) <= _CAPTION_CHARS and _CAPTION.search(text) is not None
 
 
-def _units(text: str, page: int | None, size: Size) -> list[Unit]:
+def _units(text: str, boxes: list[Box], size: Size) -> list[Unit]:
     pairs = [
         (before if at == 0 else "", piece)
         for before, sentence in split_sentences(text)
         for at, piece in enumerate(cut(sentence, size.tokens * CHARS_PER_TOKEN))
     ]
-    return [Unit(piece, "\n\n" if at == 0 else before, page) for at, (before, piece) in enumerate(pairs)]
+    return [Unit(piece, "\n\n" if at == 0 else before, boxes) for at, (before, piece) in enumerate(pairs)]
 
 
-def _table(block: Block, caption: str, heading: str, size: Size) -> Section:
+def _table(block: Block, caption: Block, heading: str, size: Size) -> Section:
     header, rule, *rows = block.text.split("\n")
-    lead = "\n".join(filter(None, (caption, header, rule)))
+    lead = "\n".join(filter(None, (caption.text, header, rule)))
+    lead_boxes = [*caption.boxes, *block.boxes[:1]]
+    boxes = [[box] for box in block.boxes[1:]] or [[]] * len(rows)
     widest = max((len(row) for row in rows), default=0)
     if len(lead) + widest > size.tokens * CHARS_PER_TOKEN // 2:
         # Too wide to repeat its header over every row: each cell is named instead.
-        named = "\n".join(filter(None, (caption, *(_named(header, row) for row in rows))))
-        return Section(heading, _units(named, block.page, size))
-    return Section(heading, [Unit(row, "\n", block.page) for row in rows or [""]], lead)
+        named = [unit for row, where in zip(rows, boxes, strict=True) for unit in _units(_named(header, row), where, size)]
+        for unit in named:
+            unit.before = "\n" if unit.before == "\n\n" else unit.before
+        return Section(heading, [*_units(caption.text, caption.boxes, size), *named], part=block.part)
+    units = [Unit(row, "\n", where) for row, where in zip(rows, boxes, strict=True)]
+    return Section(heading, units or [Unit("", "\n", [])], lead, lead_boxes=lead_boxes, part=block.part)
 
 
 def _named(header: str, row: str) -> str:
@@ -160,7 +171,7 @@ def _fitting(unit: Unit, room: int) -> list[Unit]:
     if unit.tokens <= room or len(unit.text) == 1:
         return [unit]
     pieces = cut(unit.text, -(-len(unit.text) // (unit.tokens // room + 1)))
-    return [Unit(piece, unit.before if at == 0 else "", unit.page) for at, piece in enumerate(pieces)]
+    return [Unit(piece, unit.before if at == 0 else "", unit.boxes) for at, piece in enumerate(pieces)]
 
 
 def _measure_paragraphs(units: list[Unit]) -> None:
@@ -201,11 +212,25 @@ def _overlap(units: list[Unit], budget: float) -> list[Unit]:
         last = units[-1]
         words = tail(last.text, int(len(last.text) * budget / last.tokens)).strip()
         if words:
-            taken = [Unit(words, "", last.page, int(budget))]
+            taken = [Unit(words, "", last.boxes, int(budget))]
     return taken
 
 
 def _passage(section: Section, repeated: list[Unit], fresh: list[Unit]) -> NewPassage:
     units = [*repeated, *fresh]
     text = (section.lead + "\n" if section.lead else "") + "".join((unit.before if at else "") + unit.text for at, unit in enumerate(units))
-    return NewPassage(text.strip(), fresh[0].page, section.heading, section.lead_tokens + sum(unit.tokens for unit in units))
+    where = _places(section, units)
+    page = next((box.page for unit in fresh for box in unit.boxes), where[0].page if where else None)
+    tags: dict[str, str] = {} if section.part == "body" else {"part": section.part}
+    return NewPassage(text.strip(), page, section.heading, section.lead_tokens + sum(unit.tokens for unit in units), tags, where)
+
+
+def _places(section: Section, units: list[Unit]) -> list[Box]:
+    """Each once; rows of a table that stand below each other on one page are one box."""
+    boxes = list(dict.fromkeys(box for unit in units for box in unit.boxes))
+    if not section.lead:
+        return boxes
+    by_page: dict[int, list[Box]] = {}
+    for box in boxes:
+        by_page.setdefault(box.page, []).append(box)
+    return list(dict.fromkeys([*section.lead_boxes, *(around(rows) for rows in by_page.values())]))

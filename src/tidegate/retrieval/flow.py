@@ -24,3 +24,13 @@ def join_lines(lines: Iterable[str]) -> str:
             flow.append(" ")
         flow.append(line)
     return "".join(flow)
+
+
+_ENDED = re.compile(r"[.!?:;。！？：；…]['\"”’」』）)]*\Z")
+
+
+def goes_on(text: str, following: str) -> bool:
+    """Whether a text that a page or a column broke off goes on with `following`: it has no end, and that has no beginning."""
+    if _ENDED.search(text, max(0, len(text) - 8)):
+        return False
+    return bool(_LOWER.match(following)) or bool(_CJK_CHAR.match(text, len(text) - 1) and _CJK_CHAR.match(following))

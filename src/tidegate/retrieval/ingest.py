@@ -17,7 +17,7 @@ import numpy as np
 from tidegate.core.document import Document, NewPassage
 from tidegate.core.errors import BadRequest, DocumentUnreadable
 from tidegate.core.ports import DocumentStore, Embedder, Vectors
-from tidegate.retrieval import chunk, language
+from tidegate.retrieval import chunk, language, ocr
 from tidegate.retrieval.load import Loader
 from tidegate.retrieval.load_child import by_suffix
 from tidegate.retrieval.loaded import Bounds, Loaded
@@ -25,7 +25,7 @@ from tidegate.retrieval.settings import RetrievalSettings
 from tidegate.retrieval.walk import walk
 
 #: Raised by one when a loader makes other blocks of the same bytes than before.
-LOADERS_VERSION = 1
+LOADERS_VERSION = 2
 #: Texts given to the embedder at once; it sorts and batches them itself.
 EMBED_BATCH = 64
 #: A title is shown in one line.
@@ -80,13 +80,16 @@ async def ingest(
     `tags` win over a document's own, which win over the detected `lang`. `base`: documents are named by their path relative to it (so that
     the same folder elsewhere gives the same names); without it by their absolute path. `prune`: also remove documents whose file is gone.
     `settings`: bounds of a file, size of a passage.
-    Raises StoreDown where the store or the embedder cannot be reached: documents stored before that stay, and the next run goes on there.
+    Raises StoreDown where the store or the embedder cannot be reached: documents stored before that stay, and the next run goes on there;
+    SettingsError where OCR is set and not installed.
     """
     began_ns = time.perf_counter_ns()
     base = None if base is None else await asyncio.to_thread(base.resolve)
     found = await asyncio.to_thread(walk, list(paths), by_suffix().keys())
     report = IngestReport(skipped=found.skipped, failed=found.failed, pruned=prune)
     settings = settings or RetrievalSettings.model_validate({})
+    if settings.ocr != "off":
+        await asyncio.to_thread(ocr.check, settings.ocr_languages)
     size = chunk.Size(settings.passage_tokens, settings.passage_overlap)
     async with Loader(_bounds(settings)) as loader:
         job = _Job(collection, dict(tags or {}), base, size, embedder, store, loader, report)
@@ -108,7 +111,7 @@ async def ingest(
 def _bounds(settings: RetrievalSettings) -> Bounds:
     return Bounds(
         max_bytes=settings.max_file_mib << 20, max_pages=settings.max_pages, seconds=settings.load_seconds,
-        memory_bytes=settings.load_memory_mib << 20,
+        memory_bytes=settings.load_memory_mib << 20, ocr=settings.ocr, ocr_languages=settings.ocr_languages,
     )
 
 
@@ -160,7 +163,10 @@ class _Job:
 
     def _sha256(self, content_sha256: str) -> str:
         """Of everything that decides what is stored."""
-        versions = (LOADERS_VERSION, chunk.VERSION, self.size.tokens, self.size.overlap, self.embedder.model)
+        versions = (
+            LOADERS_VERSION, chunk.VERSION, self.size.tokens, self.size.overlap, self.embedder.model,
+            *((self.loader.bounds.ocr, self.loader.bounds.ocr_languages) if self.loader.bounds.ocr != "off" else ()),
+        )  # fmt: skip
         return hashlib.sha256(msgspec.json.encode([content_sha256, versions, sorted(self.tags.items())])).hexdigest()
 
     async def _embed(self, title: str, passages: Sequence[NewPassage], said: Progress, progress: Callable[[Progress], None]) -> Vectors:

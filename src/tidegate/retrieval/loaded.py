@@ -6,7 +6,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from tidegate.core.document import Box
+
 BlockKind = Literal["heading", "paragraph", "table"]
+Part = Literal["body", "cover", "contents", "appendix"]
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -17,18 +20,29 @@ class Bounds(msgspec.Struct, frozen=True):
     seconds: float = 120.0
     #: Address space of the process that reads files (RLIMIT_AS), shared libraries included.
     memory_bytes: int = 1024 * 1024 * 1024
+    #: What reads pages that are pictures.
+    ocr: Literal["off", "tesseract"] = "off"
+    #: Its languages, as the program names them.
+    ocr_languages: str = "eng"
 
 
 class Block(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of a document. `level`: 1 to 6 for a heading. `page`: counted from 1, where the format has pages.
+    """A piece of a document. `level`: 1 to 6 for a heading. `part`: of the document, what the piece belongs to.
 
     The text of a table is a Markdown table: header row, rule, rows. The text of a list has one item a line.
+    `boxes`: where it stands, in formats that have pages; of a table one for the header and one for each row, of the rest one a page.
     """
 
     text: str
     kind: BlockKind = "paragraph"
     level: int = 0
-    page: int | None = None
+    boxes: list[Box] = []
+    part: Part = "body"
+
+    @property
+    def page(self) -> int | None:
+        """Where it begins, counted from 1; None where the format has no pages."""
+        return self.boxes[0].page if self.boxes else None
 
 
 class Loaded(msgspec.Struct, frozen=True, omit_defaults=True):

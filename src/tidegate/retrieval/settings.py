@@ -35,5 +35,11 @@ class RetrievalSettings(Section):
     max_pages: int = Field(2000, ge=1, description="Most pages of a file that is ingested.")
     load_seconds: float = Field(120.0, gt=0, description="Seconds that reading one file may take; a slower one is refused.")
     load_memory_mib: int = Field(1024, ge=256, description="Memory (address space) of the process that reads files, in MiB.")
+    ocr: Literal["off", "tesseract"] = Field(
+        "off", description="What reads pages that are pictures: nothing (a note names them), or the program tesseract, which must be installed."
+    )
+    ocr_languages: str = Field(
+        "eng", pattern=r"^[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)*$", description="Languages that OCR looks for, as tesseract names them: `eng+chi_sim`."
+    )
     passage_tokens: int = Field(280, ge=32, le=448, description="Most tokens of a passage; a change re-reads all documents.")
     passage_overlap: float = Field(0.12, ge=0, le=0.5, description="Share of a passage that the next one of its section repeats.")

@@ -24,7 +24,7 @@ from psycopg import sql
 from psycopg.rows import TupleRow
 
 from tidegate.core.ask import Passage
-from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
+from tidegate.core.document import Box, Document, NewPassage, Replaced, passage_ids
 from tidegate.core.errors import BadRequest
 from tidegate.core.ports import Vectors
 from tidegate.core.search import Filter, Found, IndexProgress, Way
@@ -188,8 +188,10 @@ class Passages:
         if version != state.index_version:  # facets or a graph may have come with the change
             self._states.pop(asked["collection"], None)
         passages = [
-            Passage(id, source, title, text, score, page, msgspec.json.decode(tags, type=dict[str, str]))
-            for _, id, source, title, text, score, page, tags in rows
+            Passage(
+                id, source, title, text, score, page, msgspec.json.decode(tags, type=dict[str, str]), msgspec.json.decode(boxes, type=list[Box])
+            )
+            for _, id, source, title, text, score, page, tags, boxes in rows
             if id is not None
         ]
         return Found(passages, version, way)
@@ -208,7 +210,7 @@ class Passages:
             {
                 "id": id, "collection": document.collection, "ordinal": ordinal, "text": passage.text, "page": passage.page,
                 "heading": passage.heading, "tokens": passage.tokens, "tags": as_json(document.tags | passage.tags),
-                "embedding": HalfVector(vector), "confidence": document.confidence,
+                "boxes": msgspec.json.encode(passage.boxes).decode(), "embedding": HalfVector(vector), "confidence": document.confidence,
             }
             for ordinal, (id, passage, vector) in enumerate(zip(ids, passages, np.asarray(vectors, np.float32), strict=True))
         ]  # fmt: skip

@@ -62,10 +62,10 @@ READ = (
     Described(
         "tidegate_engine_admitted", "gauge", ("engine",), "1 where requests are sent to the engine, 0 where it failed a check that it must pass."
     ),
-    Described("tidegate_engine_requests", "gauge", ("engine",), "Requests of this gateway that an engine works on; of the worker that is asked."),
+    Described("tidegate_engine_requests", "gauge", ("engine",), "Requests of this gateway that an engine works on."),
     Described(
         "tidegate_engine_tokens_in_flight", "gauge", ("engine",),
-        "Tokens of their prompts and expected answers, of engines among which somebody chooses; of the worker that is asked.",
+        "Tokens of their prompts and expected answers, of engines among which somebody chooses.",
     ),
     Described(
         "tidegate_engine_breaker", "gauge", ("engine",),

@@ -13,6 +13,7 @@ import httptools
 import pytest
 import uvicorn
 import uvloop
+from tests.waiting import until as until
 from uvicorn.server import ServerState
 
 from tidegate.admission.limits import Limits
@@ -45,13 +46,6 @@ FAST = f"##i=0.05,n=100000,w={'x' * 180}##"
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}  # as the product runs
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, with a bound that only a fault reaches."""
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110 - the condition is in another part of the program, which knows no event of ours
-            await asyncio.sleep(0.002)
 
 
 class Notes:

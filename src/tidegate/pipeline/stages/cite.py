@@ -44,7 +44,7 @@ def _supports(words: set[str], passage: Passage) -> bool:
 def _citation(n: int, passage: Passage, quoted: bool) -> dict[str, object]:
     return {
         "n": n, "passage_id": passage.id, "document": passage.document, "title": passage.title, "page": passage.page,
-        "text": passage.text, "score": round(passage.score, 4), "quoted": quoted,
+        "boxes": [list(box) for box in passage.boxes], "text": passage.text, "score": round(passage.score, 4), "quoted": quoted,
     }
 
 

@@ -1,4 +1,4 @@
-"""PDF: text and geometry by PDFium; pages with ruled lines also go to pdfplumber, which finds their tables.
+"""PDF: text and geometry by PDFium, tables by their lines and by how words are aligned, pictures of text by OCR where that is set.
 
 A page without text is noted (scan, or empty); a document without any is refused. Coordinates here are points from the top left corner of
 the page as it is shown, rotation applied.
@@ -6,85 +6,76 @@ the page as it is shown, rotation applied.
 
 from __future__ import annotations
 
-import ctypes
-import re
 import statistics
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pypdfium2
 import pypdfium2.raw as pdfium
 
+from tidegate.core.document import Box
 from tidegate.core.errors import DocumentUnreadable
-from tidegate.retrieval.flow import join_lines
+from tidegate.retrieval import aligned, ocr, pages, pdf_text, ruled
+from tidegate.retrieval.aligned import Word
+from tidegate.retrieval.flow import goes_on, join_lines
 from tidegate.retrieval.layout import reading_order
-from tidegate.retrieval.loaded import Block, Bounds, Loaded, markdown_table
+from tidegate.retrieval.loaded import Block, Bounds, Loaded, Part
+from tidegate.retrieval.pages import Item, Page
+from tidegate.retrieval.pdf_text import Drawn, Frame, Line
+from tidegate.retrieval.tables import Table, around, joined
 
 SUFFIXES = (".pdf",)
 
-#: From this many path objects on a page is taken for one with ruled lines: two rules above and below a text are no table.
-TABLE_PATHS = 8
-#: Beyond this many a page is a drawing or a map, and looking for tables would take minutes.
-DRAWING_PATHS = 20_000
-#: Finding tables may use this share of the file's time; then tables are read as lines of text, and a note says so.
-TABLES_SHARE = 0.5
+#: Of the file's time, as much may be gone when OCR begins its last page.
+OCR_SHARE = 0.9
 #: A page with fewer characters and pictures over this share of it is a scan.
 SCAN_CHARS, SCAN_SHARE = 20, 0.5
 #: Lines this much larger than the body's are headings.
 HEADING_RATIO = 1.15
 #: Longer ones are a text in large print.
 HEADING_CHARS = 160
-#: Lines in the outer share of a page that repeat on half of the pages are running headers and footers.
-MARGIN_SHARE = 0.08
-
-# PDFium's own signs: it puts U+FFFE where a word was hyphenated at a line's end, and U+0002 where older fonts do so.
-_HYPHENS = {0xFFFE, 0x2, 0xAD}
-
-
-class Line(msgspec.Struct):
-    """A line of text, or a whole table, at its place."""
-
-    text: str
-    x0: float
-    top: float
-    x1: float
-    bottom: float
-    size: float = 0.0
-    table: bool = False
-
-
-class Page(msgspec.Struct):
-    """`number` counts from 1; `width` and `height` in points."""
-
-    number: int
-    width: float
-    height: float
-    lines: list[Line]
+#: A table of contents stands on one of so many pages, or in the first quarter.
+CONTENTS_PAGES = 4
+#: A shorter text that a page breaks off is a line of its own.
+OVERLEAF_CHARS = 60
+#: Of the lines, as many may be bold where bold lines are headings.
+BOLD_SHARE = 0.25
 
 
 def load(path: str, bounds: Bounds) -> Loaded:
     """Raises DocumentUnreadable: encrypted, broken, too many pages, no text."""
-    with closing(_open(path)) as document, closing(Tables(path, bounds.seconds * TABLES_SHARE)) as tables:
-        count = len(document)
-        if count == 0:
-            raise DocumentUnreadable("The PDF has no pages.", hint="Export it again.")
-        if count > bounds.max_pages:
-            hint = "Split it, or raise retrieval.max_pages."
-            raise DocumentUnreadable(f"The PDF has {count} pages, more than {bounds.max_pages}.", hint=hint)
-        notes: list[str] = []
-        pages = [page for number in range(1, count + 1) if (page := _page(document, number, tables, notes))]
-        if not any(page.lines for page in pages):
-            hint = "If it is a scan, run it through OCR first (ocrmypdf)."
-            raise DocumentUnreadable("The PDF holds no text: " + " ".join(notes[:3]), hint=hint)
-        _drop_running(pages, notes)
-        blocks = _blocks(pages)
+    notes: list[str] = []
+    with closing(_open(path)) as document:
+        read = list(_pages(document, bounds, notes))
         title = str(document.get_metadata_dict().get("Title", "")).strip()
-    return Loaded(title or _first_heading(blocks) or Path(path).stem, blocks, {}, notes + tables.notes)
+    if not read:
+        raise DocumentUnreadable("The PDF holds no text: " + " ".join(notes[:3]), hint=ocr.HINT)
+    pages.drop_running(read, notes)
+    size = pages.body_size(read)
+    pages.mark_cover(read, size)
+    blocks = _blocks(read, size)
+    return Loaded(title or _first_heading(blocks) or Path(path).stem, blocks, {}, notes)
+
+
+def pages_of(path: str, bounds: Bounds) -> Iterator[Page]:
+    """Its pages as they are found, tables apart, before anything is made of them: for those who measure. Raises DocumentUnreadable."""
+    with closing(_open(path)) as document:
+        yield from _pages(document, bounds, [])
+
+
+def _pages(document: Any, bounds: Bounds, notes: list[str]) -> Iterator[Page]:
+    ends_ns = time.perf_counter_ns() + int(OCR_SHARE * bounds.seconds * 1e9)
+    count = len(document)
+    if count == 0:
+        raise DocumentUnreadable("The PDF has no pages.", hint="Export it again.")
+    if count > bounds.max_pages:
+        hint = "Split it, or raise retrieval.max_pages."
+        raise DocumentUnreadable(f"The PDF has {count} pages, more than {bounds.max_pages}.", hint=hint)
+    reader = _Reader(document, bounds, ends_ns, notes)
+    yield from (page for number in range(1, count + 1) if (page := reader.page(number)))
 
 
 def _open(path: str) -> Any:
@@ -97,267 +88,176 @@ def _open(path: str) -> Any:
         raise DocumentUnreadable(f"The PDF is broken: {error}", hint="Export or download it again.") from None
 
 
-def _page(document: Any, number: int, tables: Tables, notes: list[str]) -> Page | None:
-    """One page, or None where it has no text; a note says why."""
-    try:
-        page = document[number - 1]
-    except pypdfium2.PdfiumError as error:
-        notes.append(f"Page {number} is broken and was left out: {error}")
-        return None
-    with closing(page):
-        frame = Frame.of(page)
-        lines = _lines(page, frame)
-        chars = sum(len(line.text) for line in lines)
-        paths, picture_share = _objects(page)
-        if chars < SCAN_CHARS and picture_share >= SCAN_SHARE:
-            notes.append(f"Page {number} is a picture (a scan) and was not read.")
-            return None
-        if not chars:
-            notes.append(f"Page {number} is empty.")
-            return None
-        if (unknown := sum(line.text.count("\ufffd") for line in lines)) > 0.1 * chars:
-            notes.append(f"Page {number}: {unknown} of {chars} characters have no meaning in the file's fonts and are shown as \ufffd.")
-        if paths >= TABLE_PATHS:
-            lines = tables.put_into(lines, number, paths)
-        return Page(number, frame.width, frame.height, lines)
+class _Reader:
+    """Reads one page after the other."""
 
+    def __init__(self, document: Any, bounds: Bounds, ends_ns: int, notes: list[str]) -> None:
+        self._document = document
+        self._bounds = bounds
+        self._ends_ns = ends_ns
+        self._notes = notes
+        #: The last page of contents.
+        self._last_contents = 0
 
-class Frame(msgspec.Struct, frozen=True):
-    """From the file's own coordinates (from the bottom left, not rotated) to the page as it is shown."""
-
-    left: float
-    bottom: float
-    right: float
-    top: float
-    rotation: int
-
-    @classmethod
-    def of(cls, page: Any) -> Frame:
-        left, bottom, right, top = page.get_mediabox()
-        return cls(left, bottom, right, top, page.get_rotation())
-
-    @property
-    def width(self) -> float:
-        return self.right - self.left if self.rotation in (0, 180) else self.top - self.bottom
-
-    @property
-    def height(self) -> float:
-        return self.top - self.bottom if self.rotation in (0, 180) else self.right - self.left
-
-    def shown(self, x0: float, y0: float, x1: float, y1: float) -> tuple[float, float, float, float]:
-        """x0, top, x1, bottom."""
-        if self.rotation == 90:
-            return y0 - self.bottom, x0 - self.left, y1 - self.bottom, x1 - self.left
-        if self.rotation == 180:
-            return self.right - x1, y0 - self.bottom, self.right - x0, y1 - self.bottom
-        if self.rotation == 270:
-            return self.top - y1, self.right - x1, self.top - y0, self.right - x0
-        return x0 - self.left, self.top - y1, x1 - self.left, self.top - y0
-
-
-def _lines(page: Any, frame: Frame) -> list[Line]:
-    with closing(page.get_textpage()) as textpage:
-        raw = textpage.raw
-        codes = [pdfium.FPDFText_GetUnicode(raw, at) for at in range(textpage.count_chars())]
-        found = []
-        for start, end in _line_ranges(codes):
-            text = _text(codes[start:end])
-            if text and (box := _box(raw, start, end, frame)):
-                found.append(Line(text, *box, size=round(pdfium.FPDFText_GetFontSize(raw, start) * 2) / 2))
-        return found
-
-
-def _line_ranges(codes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for at, code in enumerate(codes):
-        if code in (10, 13):
-            if at > start:
-                yield start, at
-            start = at + 1
-        elif code in _HYPHENS:  # the line ends here, and its hyphen stays with it
-            yield start, at + 1
-            start = at + 1
-    if start < len(codes):
-        yield start, len(codes)
-
-
-def _text(codes: Iterable[int]) -> str:
-    """UTF-16 units to text; NUL and lone surrogates, which no database stores, become U+FFFD."""
-    units = b"".join((ord("-") if code in _HYPHENS else code or 0xFFFD).to_bytes(2, "little") for code in codes if code <= 0xFFFF)
-    text = units.decode("utf-16-le", "replace")
-    return " ".join("".join(char if char.isprintable() or char.isspace() else "\ufffd" for char in text).split())
-
-
-def _box(raw: Any, start: int, end: int, frame: Frame) -> tuple[float, float, float, float] | None:
-    left, top, right, bottom = (ctypes.c_double() for _ in range(4))
-    boxes = [
-        (left.value, bottom.value, right.value, top.value)
-        for at in range(pdfium.FPDFText_CountRects(raw, start, end - start))
-        if pdfium.FPDFText_GetRect(raw, at, left, top, right, bottom)
-    ]
-    if not boxes:
-        return None
-    return frame.shown(min(b[0] for b in boxes), min(b[1] for b in boxes), max(b[2] for b in boxes), max(b[3] for b in boxes))
-
-
-def _objects(page: Any) -> tuple[int, float]:
-    """How many path objects a page has, and the share of it that pictures cover (1.0 at most)."""
-    paths, covered = 0, 0.0
-    width, height = page.get_size()
-    for item in page.get_objects(max_depth=4):
-        if item.type == pdfium.FPDF_PAGEOBJ_PATH:
-            paths += 1
-        elif item.type == pdfium.FPDF_PAGEOBJ_IMAGE:
-            x0, y0, x1, y1 = item.get_bounds()
-            covered += max(0.0, x1 - x0) * max(0.0, y1 - y0)
-    return paths, min(1.0, covered / (width * height or 1.0))
-
-
-class Tables:
-    """Finds ruled tables with pdfplumber, opened at the first page that may have one. `notes`: what could not be looked at."""
-
-    def __init__(self, path: str, seconds: float) -> None:
-        self._path = path
-        self._left_s = seconds
-        self._document: Any = None
-        self._late: list[int] = []
-        self._notes: list[str] = []
-
-    @property
-    def notes(self) -> list[str]:
-        if not self._late:
-            return self._notes
-        pages = f"{self._late[0]} to {self._late[-1]}"
-        return [*self._notes, f"Tables on pages {pages} were read as lines of text: finding them took too long."]
-
-    def put_into(self, lines: list[Line], number: int, paths: int) -> list[Line]:
-        """The page's lines with those inside a table replaced by the table."""
-        if paths > DRAWING_PATHS:
-            self._notes.append(f"Page {number} is a drawing of {paths} lines: it was not searched for tables.")
-            return lines
-        if self._left_s <= 0:
-            self._late.append(number)
-            return lines
-        began_ns = time.perf_counter_ns()
+    def page(self, number: int) -> Page | None:
+        """One page, or None where it has no text; a note says why."""
         try:
-            found = list(self._find(number))
-        except Exception as error:  # noqa: BLE001 - pdfminer raises whatever a malformed file makes it raise; the page's text is still good
-            self._notes.append(f"Page {number} could not be searched for tables ({type(error).__name__}): they were read as lines of text.")
-            return lines
-        finally:
-            self._left_s -= (time.perf_counter_ns() - began_ns) / 1e9
-        kept = [line for line in lines if not any(_inside(line, table) for table in found)]
-        return kept + found
+            page = self._document[number - 1]
+        except pypdfium2.PdfiumError as error:
+            self._notes.append(f"Page {number} is broken and was left out: {error}")
+            return None
+        with closing(page):
+            shown = Frame.of(page)
+            frame = pdf_text.upright(page, shown)
+            lines = pdf_text.lines(page, frame)
+            drawn = pdf_text.drawn(page, frame)
+            chars = sum(len(line.text) for line in lines)
+            if chars < SCAN_CHARS and drawn.pictures >= SCAN_SHARE:
+                lines, frame = self._read_picture(page, number, shown)
+                drawn = Drawn()
+            elif not chars:
+                self._notes.append(f"Page {number} is empty.")
+            if not lines:
+                return None
+        if (unknown := sum(line.text.count("\ufffd") for line in lines)) > 0.1 * chars > 0:
+            self._notes.append(f"Page {number}: {unknown} of {chars} characters have no meaning in the file's fonts and are shown as \ufffd.")
+        words = [word for line in lines for word in line.words]
+        listed = self._contents(number, words)
+        words = [word for word in words if not (listed and listed[0] <= word.top and word.bottom <= listed[1])]
+        if drawn.paths > pdf_text.DRAWING_PATHS:
+            self._notes.append(f"Page {number} is a drawing of {drawn.paths} lines: they were not searched for tables.")
+            drawn.across, drawn.down = [], []
+        tables = ruled.find(drawn.across, drawn.down, words, number)
+        words = [word for word in words if not any(_inside(word, table.box) for table in tables)]
+        tables += aligned.find(words, drawn.across, number)
+        items = _items(lines, tables)
+        for item in items:
+            if listed and item.top >= listed[0] - 1 and item.bottom <= listed[1] + 1:
+                item.part = "contents"
+        return Page(number, items, frame, shown)
 
-    def _find(self, number: int) -> Iterator[Line]:
-        if self._document is None:
-            import pdfplumber  # 60 MB and half a second: only for files that may have tables
+    def _contents(self, number: int, words: list[Word]) -> tuple[float, float] | None:
+        """From where to where the page is a table of contents, which is looked for at the beginning of a document only."""
+        count = len(self._document)
+        if number > max(CONTENTS_PAGES, count // 4):
+            return None
+        rows = aligned.row_texts(words)
+        found = pages.contents([text for text, _, _ in rows], count, titled=self._last_contents == number - 1 > 0)
+        if found is None:
+            return None
+        self._last_contents = number
+        self._notes.append(f"A table of contents on page {number} makes no passages.")
+        return rows[found[0]][1], rows[found[1]][2]
 
-            self._document = pdfplumber.open(self._path)
-        page = self._document.pages[number - 1]
-        try:
-            for table in page.find_tables():
-                if rows := _table_rows(table):
-                    x0, top, x1, bottom = table.bbox
-                    yield Line(markdown_table(rows), x0, top, x1, bottom, table=True)
-        finally:
-            page.close()  # drops the page's parsed objects: memory stays constant over the pages
-
-    def close(self) -> None:
-        if self._document is not None:
-            self._document.close()
-
-
-def _table_rows(table: Any) -> list[list[str]]:
-    """Cell texts with merged cells repeated in each place they cover; [] for a frame around text and for text that fonts do not explain."""
-    texts = table.extract()
-    if len(texts) < 2 or len(texts[0]) < 2:
-        return []
-    pairs = [pair for row, line in zip(table.rows, texts, strict=True) for pair in zip(row.cells, line, strict=True)]
-    by_box = {cell: text or "" for cell, text in pairs if cell}
-    middles = [_column_middle(table, at) for at in range(len(texts[0]))]
-    rows = []
-    for row in table.rows:
-        middle = (row.bbox[1] + row.bbox[3]) / 2
-        rows.append([by_box[cell] if cell else _covering(by_box, middles[at], middle) for at, cell in enumerate(row.cells)])
-    filled = [cell for row in rows for cell in row if cell.strip()]
-    if len(filled) < 0.3 * len(rows) * len(rows[0]) or any("(cid:" in cell for cell in filled):
-        return []
-    return [[join_lines(cell.split("\n")) for cell in row] for row in rows if any(cell.strip() for cell in row)]
-
-
-def _column_middle(table: Any, at: int) -> float:
-    narrowest = min((row.cells[at] for row in table.rows if row.cells[at]), key=lambda cell: cell[2] - cell[0], default=None)
-    return (narrowest[0] + narrowest[2]) / 2 if narrowest else -1.0
-
-
-def _covering(by_box: dict[tuple[float, float, float, float], str], x: float, y: float) -> str:
-    return next((text for (x0, top, x1, bottom), text in by_box.items() if x0 <= x <= x1 and top <= y <= bottom), "")
-
-
-def _inside(line: Line, table: Line) -> bool:
-    x, y = (line.x0 + line.x1) / 2, (line.top + line.bottom) / 2
-    return table.x0 <= x <= table.x1 and table.top <= y <= table.bottom
+    def _read_picture(self, page: Any, number: int, frame: Frame) -> tuple[list[Line], Frame]:
+        """The lines of a scan, and how the page was turned for it."""
+        if self._bounds.ocr == "off":
+            self._notes.append(f"Page {number} is a picture (a scan) and was not read.")
+            return [], frame
+        left_s = (self._ends_ns - time.perf_counter_ns()) / 1e9
+        read = ocr.read(page, frame, self._bounds.ocr_languages, left_s)
+        self._notes.append(f"Page {number} is a picture (a scan): {read.note}.")
+        return read.lines, frame.turned(180 if read.turned else 0)
 
 
-def _drop_running(pages: list[Page], notes: list[str]) -> None:
-    """Leave out headers and footers that repeat (page numbers aside), and say which."""
-    seen = Counter(key for page in pages for key in {_running_key(line, page) for line in page.lines} - {None})
-    running = {key for key, times in seen.items() if times >= max(3, len(pages) / 2)}
-    for page in pages:
-        page.lines = [line for line in page.lines if _running_key(line, page) not in running]
-    notes.extend(f"A running header or footer on {seen[key]} pages was left out: {key!r}." for key in sorted(filter(None, running)))
+def _inside(word: Word, box: Box) -> bool:
+    x, y = (word.x0 + word.x1) / 2, (word.top + word.bottom) / 2
+    return box.x0 - 1 <= x <= box.x1 + 1 and box.top - 1 <= y <= box.bottom + 1
 
 
-def _running_key(line: Line, page: Page) -> str | None:
-    margin = MARGIN_SHARE * page.height
-    if line.table or (margin < line.top and line.bottom < page.height - margin):
-        return None
-    return re.sub(r"\d+", "#", line.text)
+def _items(lines: Sequence[Line], tables: Sequence[Table]) -> list[Item]:
+    """Tables, and lines of the words that are in none."""
+    boxes = [table.box for table in tables]
+    items = [Item(*box[1:], table=table) for box, table in zip(boxes, tables, strict=True)]
+    for line in lines:
+        words = [word for word in line.words if not any(_inside(word, box) for box in boxes)]
+        if words:
+            kept = line if len(words) == len(line.words) else pdf_text.line_of(words, line.size, line.bold)
+            kept.words = []  # memory stays constant over the pages
+            items.append(Item(kept.x0, kept.top, kept.x1, kept.bottom, line=kept))
+    return items
 
 
-def _blocks(pages: list[Page]) -> list[Block]:
-    sizes = Counter[float]()
-    for page in pages:
-        for line in page.lines:
-            sizes[line.size] += len(line.text) * (not line.table)
-    body = sizes.most_common(1)[0][0]
-    heading_sizes = sorted((size for size in sizes if size >= HEADING_RATIO * body), reverse=True)
+def _blocks(read: Sequence[Page], size: float) -> list[Block]:
+    levels = _Levels(read, size)
     blocks: list[Block] = []
-    for page in pages:
-        for group in _paragraphs(reading_order(page.lines)):
-            text, size = join_lines(line.text for line in group), group[0].size
-            if group[0].table:
-                blocks.append(Block(group[0].text, "table", page=page.number))
-            elif size in heading_sizes and len(text) <= HEADING_CHARS and not text.endswith((".", "。", ";", "；", ",", "，")):
-                blocks.append(Block(text, "heading", min(6, heading_sizes.index(size) + 1), page.number))
+    table: Table | None = None  # the last block, where it is one
+    for page in read:
+        across = [item for item in page.items if not item.upright]
+        for group in _paragraphs([*reading_order(across), *(item for item in page.items if item.upright)]):
+            found, part = group[0].table, group[0].part
+            if found is not None:
+                found.boxes = [page.shown(box) for box in found.boxes]
+                whole = joined(table, found) if table and table.boxes[-1].page == page.number - 1 else None
+                if whole is not None:
+                    blocks.pop()
+                table = whole or found
+                blocks.append(Block(table.markdown(), "table", boxes=table.line_boxes(), part=part))
+                continue
+            lines = [item.line for item in group if item.line]
+            text = join_lines(line.text for line in lines)
+            box = page.shown(around(Box(page.number, item.x0, item.top, item.x1, item.bottom) for item in group))
+            if not group[0].upright and (level := levels.of(lines, text)):
+                blocks.append(Block(text, "heading", level, [box], part))
+            elif blocks and table is None and _overleaf(blocks[-1], text, part):
+                last = blocks.pop()
+                blocks.append(Block(join_lines([last.text, text]), boxes=[*last.boxes, box], part=part))
             else:
-                blocks.append(Block(text, page=page.number))
+                blocks.append(Block(text, boxes=[box], part=part))
+            table = None
     return blocks
 
 
-def _paragraphs(lines: Sequence[Line]) -> Iterator[list[Line]]:
+def _overleaf(last: Block, text: str, part: Part) -> bool:
+    """Whether a paragraph that begins a page, or a column, is the rest of the one before it."""
+    return last.kind == "paragraph" and last.part == part and len(last.text) > OVERLEAF_CHARS and goes_on(last.text, text)
+
+
+class _Levels:
+    """Which lines are headings: those in larger print by their size; and bold ones, where few lines are bold."""
+
+    def __init__(self, read: Sequence[Page], size: float) -> None:
+        lines = [item.line for page in read for item in page.items if item.line]
+        sizes = {line.size for line in lines if line.size >= HEADING_RATIO * size and size}
+        self._sizes = sorted(sizes, reverse=True)
+        self._bold = 0 < sum(line.bold for line in lines) <= BOLD_SHARE * len(lines)
+        self._body = size
+
+    def of(self, lines: Sequence[Line], text: str) -> int:
+        """1 to 6; 0 for what is none."""
+        if len(text) > HEADING_CHARS or text.endswith((".", "。", ";", "；", ",", "，")) or not any(map(str.isalpha, text)):
+            return 0
+        if lines[0].size in self._sizes:
+            return min(6, self._sizes.index(lines[0].size) + 1)
+        if self._bold and all(line.bold and line.size >= self._body for line in lines) and not text.endswith((":", "：")):
+            return min(6, len(self._sizes) + 1)
+        return 0
+
+
+def _paragraphs(items: Sequence[Item]) -> Iterator[list[Item]]:
     """Lines that follow each other as closely as lines on this page do, in one size; a table stands alone."""
-    group: list[Line] = []
-    height = statistics.median([line.bottom - line.top for line in lines if not line.table] or [0.0])
-    leading = statistics.median([gap for gap in map(_gap, lines, lines[1:]) if 0 < gap < 2 * height] or [0.0])
-    for line in lines:
-        if group and not _follows(group[-1], line, height, leading):
+    group: list[Item] = []
+    height = statistics.median([item.bottom - item.top for item in items if item.line] or [0.0])
+    leading = statistics.median([gap for gap in map(_gap, items, items[1:]) if 0 < gap < 2 * height] or [0.0])
+    for item in items:
+        if group and not _follows(group[-1], item, height, leading):
             yield group
             group = []
-        group.append(line)
+        group.append(item)
     if group:
         yield group
 
 
-def _gap(last: Line, line: Line) -> float:
-    return line.top - last.bottom
+def _gap(last: Item, item: Item) -> float:
+    return item.top - last.bottom
 
 
-def _follows(last: Line, line: Line, height: float, leading: float) -> bool:
-    if last.table or line.table or abs(last.size - line.size) > 0.5:
+def _follows(last: Item, item: Item, height: float, leading: float) -> bool:
+    if last.line is None or item.line is None or last.part != item.part:
         return False
-    return -height <= _gap(last, line) <= min(1.3 * leading + 1.0, 1.5 * height) and line.x0 <= last.x1
+    if abs(last.line.size - item.line.size) > 0.5 or last.line.bold != item.line.bold:
+        return False
+    return -height <= _gap(last, item) <= min(1.3 * leading + 1.0, 1.5 * height) and item.x0 <= last.x1
 
 
 def _first_heading(blocks: list[Block]) -> str:

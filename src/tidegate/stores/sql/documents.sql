@@ -48,16 +48,16 @@ delete from tidegate.passages where collection = %(collection)s and document_id 
 -- name: put_passage
 -- Store a passage; one that is there already is only touched where something about it changed.
 insert into tidegate.passages
-    (id, document_id, collection, ordinal, text, page, heading, tokens, tags, embedding, dated_at, confidence, superseded)
+    (id, document_id, collection, ordinal, text, page, heading, tokens, tags, boxes, embedding, dated_at, confidence, superseded)
 values (%(id)s, %(document_id)s, %(collection)s, %(ordinal)s, %(text)s, %(page)s, %(heading)s, %(tokens)s, %(tags)s::jsonb,
-        %(embedding)s::halfvec, %(dated_at)s, %(confidence)s, %(superseded)s)
+        %(boxes)s::jsonb, %(embedding)s::halfvec, %(dated_at)s, %(confidence)s, %(superseded)s)
 on conflict (collection, id) do update
     set ordinal = excluded.ordinal, page = excluded.page, heading = excluded.heading, tokens = excluded.tokens, tags = excluded.tags,
-        embedding = excluded.embedding, dated_at = excluded.dated_at, confidence = excluded.confidence, superseded = excluded.superseded
-    where (passages.ordinal, passages.page, passages.heading, passages.tokens, passages.tags, passages.embedding, passages.dated_at,
-           passages.confidence, passages.superseded)
-          is distinct from (excluded.ordinal, excluded.page, excluded.heading, excluded.tokens, excluded.tags, excluded.embedding,
-           excluded.dated_at, excluded.confidence, excluded.superseded);
+        boxes = excluded.boxes, embedding = excluded.embedding, dated_at = excluded.dated_at, confidence = excluded.confidence, superseded = excluded.superseded
+    where (passages.ordinal, passages.page, passages.heading, passages.tokens, passages.tags, passages.boxes,
+           passages.embedding, passages.dated_at, passages.confidence, passages.superseded)
+          is distinct from (excluded.ordinal, excluded.page, excluded.heading, excluded.tokens, excluded.tags, excluded.boxes,
+           excluded.embedding, excluded.dated_at, excluded.confidence, excluded.superseded);
 
 -- name: delete_document
 -- Delete a document and, with it, its passages.

@@ -104,7 +104,9 @@ class Memory:
         check_dimensions(vector.shape[-1])
         collection, tags = clean_text(collection), clean_value(wanted.tags)
         found = [
-            Passage(id, stored.document.source, stored.document.title, passage.text, min(1.0, max(0.0, score)), passage.page, of_passage)
+            Passage(
+                id, stored.document.source, stored.document.title, passage.text, min(1.0, max(0.0, score)), passage.page, of_passage, passage.boxes
+            )
             for (name, _), stored in self._documents.items()
             if name == collection and self._fits(stored.document, wanted)
             for (id, passage), score in zip(stored.passages.items(), (stored.vectors @ vector.reshape(-1)).tolist(), strict=True)
