@@ -208,6 +208,9 @@ class Gateway:
             self.store, settings.tenants, refresh_s=settings.server.keys_refresh_s, snapshot=data / "keys.msgpack"
         )
         sinks: list[FlightSink] = [self.spool, self.metrics, self.recent, self.flight_log]
+        self.shared = self._share_counts() if settings.server.workers > 1 else None
+        if self.shared is not None:
+            sinks.append(self.shared)
         self._common = common
         self._pools: dict[tuple[str, str], tuple[pool.Pool, Lane]] = {}
         self._retries = Retries(settings.generation, common.budgets if common is not None else None)
@@ -222,11 +225,20 @@ class Gateway:
         self._figures: dict[str, Any] = {}
         self._figures_ns = 0
         self._figures_lock = asyncio.Lock()
-        self.shared = Shared(data / WORKERS, self.metrics, self._own_counts) if settings.server.workers > 1 else None
         self.exposition = Exposition(self.shared.sum if self.shared else lambda: self.metrics, self._readers())
         self.door = self._build_door()
         self.metrics.know_routes(self.door.paths)
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _share_counts(self) -> Shared:
+        folder = self.settings.local.folder / WORKERS
+        try:
+            return Shared(folder, self.metrics, self._own_counts)
+        except OSError as error:
+            raise SettingsError(
+                f"Workers cannot share what they count in {folder}: {error.strerror or error}.",
+                hint="Make room on the disk, or set local.data to another folder.",
+            ) from None
 
     def _open_lanes(self) -> None:
         """The lanes of each model, those of tenants with slots or engines of their own apart. Raises SettingsError where workers cannot share one."""

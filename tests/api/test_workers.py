@@ -53,6 +53,19 @@ def test_metrics_are_the_sum_of_all_workers(house: House, served: tuple[subproce
     until(lambda: [counted(url, house.keys["admin"]) for _ in range(6)] == [20.0] * 6, "the sum after a death")
 
 
+def test_a_killed_worker_takes_no_count_along(house: House, served: tuple[subprocess.Popen[bytes], str]) -> None:
+    """Both workers are killed, one after the other, at once after their answers: every one of them is counted."""
+    process, url = served
+    answered = 0
+    for number in range(2):
+        assert [ask(url, house.keys["data"]) for _ in range(12)] == [200] * 12
+        answered += 12
+        first = workers(process)
+        os.kill(first[number], signal.SIGKILL)
+        until(lambda first=first: len(workers(process)) == 2 and workers(process) != first, "a new worker")  # type: ignore[misc]
+        assert [counted(url, house.keys["admin"]) for _ in range(8)] == [answered] * 8
+
+
 def test_a_dead_worker_refuses_nobody(house: House, served: tuple[subprocess.Popen[bytes], str]) -> None:
     """Its socket stays open in the parent: who connects meanwhile waits for the next worker."""
     process, url = served

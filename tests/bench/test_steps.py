@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import json
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.bench.behaviour import Behaviour
-from tidegate.bench.scripted import start
+from tidegate.bench.scripted import Scripted, _Connection, start
 from tidegate.bench.steps import Speeds, Steps, Turn, parse
 from tidegate.cli import main
 from tidegate.core.errors import SettingsError
@@ -130,6 +131,43 @@ async def test_answers_come_whole(stream: bool) -> None:
     assert fast.active == 0
     await fast.close()
     await plain.close()
+
+
+class Wire(asyncio.Transport):
+    """What is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.data += data
+
+    def is_closing(self) -> bool:
+        return False
+
+
+async def test_the_engine_does_not_wait_for_a_client_that_reads_slowly() -> None:
+    """Its tokens come all the same; when it reads again they are there, without another step."""
+    server = Scripted(behaviour=Behaviour(speeds=Speeds(1e6, 1e4, 60.0, 64)))
+    await server.listen("127.0.0.1", 0)
+    body = json.dumps({"messages": [{"role": "user", "content": "##n=7##"}], "stream": True})
+    request = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+    slow, quick = _Connection(server), _Connection(server)
+    wires = [Wire(), Wire()]
+    for connection, wire in zip((slow, quick), wires, strict=True):
+        connection.connection_made(wire)
+        connection.data_received(request)
+    slow.pause_writing()
+    async with asyncio.timeout(10):
+        while not wires[1].data.endswith(b"0\r\n\r\n"):  # noqa: ASYNC110 - the wire is watched from outside
+            await asyncio.sleep(0.001)
+    assert b"[DONE]" not in wires[0].data
+    slow.resume_writing()
+    assert wires[0].data == wires[1].data
+    for connection in (slow, quick):
+        connection.connection_lost(None)
+    await server.close()
 
 
 async def test_an_order_of_its_own_time_wins() -> None:

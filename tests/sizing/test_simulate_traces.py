@@ -90,7 +90,10 @@ def test_own_flights_are_a_trace(tmp_path: Path) -> None:
 
 def test_flights_tell_what_was_cached_and_when_they_were_served(tmp_path: Path) -> None:
     """A connection that was dead when it was used again: the request was served from when it was sent for the second time."""
-    laps = [["queue", 1_000_000_000], ["engine.send", 1], ["engine.connect", 500_000_000], ["engine.send", 1], ["engine.first_token", 1]]
+    laps = [
+        ["queue", 1_000_000_000], ["engine.send", 1], ["engine.connect", 500_000_000], ["engine.send", 1], ["engine.first_token", 400_000_000],
+        ["close", 1],
+    ]  # fmt: skip
     flight = {
         "began_unix_ns": 5_000_000_000, "laps": laps, "token_ns": [2_000_000_000, 2_500_000_000],
         "usage": {"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 4},

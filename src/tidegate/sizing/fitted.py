@@ -1,8 +1,8 @@
 """An engine's speeds, fitted to the flights that a gateway has recorded.
 
-Flights tell when each token came, so they tell the steps that the engine took: tokens of several requests that came together are of one step. The
-speeds are sought with which the engine model's steps are least wrong: the mean over all of the absolute logarithm of model over truth, so that a step
-that was disturbed counts for little. The search goes up and down in the logarithms of three times, with steps that are halved.
+Flights of streamed answers tell when each token came, so they tell the steps that the engine took: tokens of several requests that came together
+are of one step. The speeds are sought with which the engine model's steps are least wrong: the mean over all of the absolute logarithm of model over
+truth, so that a step that was disturbed counts for little. The search goes up and down in the logarithms of three times, with steps that are halved.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def fit(arrivals: Sequence[Arrival], speed: Speed) -> Fit:
     if len(told) < LEAST:
         raise SettingsError(
             f"This trace tells {len(told)} steps of an engine; a fit takes {LEAST}.",
-            hint="Record more flights: tidegate flights --limit 500 --json. Other formats tell no times of tokens.",
+            hint="Record more streamed answers: tidegate flights --limit 500 --json. Whole answers and other formats tell no times of tokens.",
         )
     told = told[:: -(-len(told) // _MOST)]
     most = max(2, *(step.streams for step in told))

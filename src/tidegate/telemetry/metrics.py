@@ -23,19 +23,19 @@ FOLD_STAMPS = 1024
 class Names:
     """The values that one label may take: learnt until there are `limit`, then OTHER."""
 
-    __slots__ = ("_known", "_limit")
+    __slots__ = ("_limit", "known")
 
     def __init__(self, known: Iterable[str] = (), limit: int = MAX_NAMES) -> None:
-        self._known = set(known)
+        self.known = set(known)
         self._limit = limit
 
     def label(self, name: str, learn: bool = True) -> str:
         """`name` where it is known or may be learnt, else OTHER. The empty name ("none") is always itself."""
-        if not name or name in self._known:
+        if not name or name in self.known:
             return name
-        if not learn or len(self._known) >= self._limit:
+        if not learn or len(self.known) >= self._limit:
             return OTHER
-        self._known.add(name)
+        self.known.add(name)
         return name
 
 
@@ -102,6 +102,12 @@ class Metrics:
         self._waiting_stamps = 0
         self._capabilities, self._models = Names(capabilities), Names(models)
         self._routes, self._part_names, self._codes = Names(), Names(), Names()
+
+    def alike(self) -> Metrics:
+        """One that has counted nothing, and knows the same names."""
+        made = Metrics(capabilities=self._capabilities.known, models=self._models.known)
+        made._routes, made._part_names, made._codes = Names(self._routes.known), Names(self._part_names.known), Names(self._codes.known)
+        return made
 
     def know_routes(self, routes: Iterable[str]) -> None:
         """Routes that are labels also while only refused requests came."""

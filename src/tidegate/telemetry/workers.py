@@ -1,7 +1,7 @@
 """The sum over all workers: each writes what it counted to a file, once a second; whoever is asked adds the others' files to its own.
 
-A file is named by its process, and stays when that dies: what it had counted still counts, so counters never fall. What is still running
-(gauges) counts only for processes that live.
+What ended since stands in a journal beside it (`journal.py`). Both are named by their process, and stay when that dies, however it does: what it had
+counted still counts, so counters never fall. What is still running (gauges) counts only for processes that live.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from pathlib import Path
 
 import msgspec
 
+from tidegate.core.flight import FlightRecord
+from tidegate.core.ports import KeptText
+from tidegate.telemetry.journal import Journal, since
 from tidegate.telemetry.metrics import Counted, Metrics
 
 #: Seconds between two writings.
 EVERY_S = 1.0
-_SUFFIX = ".msgpack"
+_SUFFIX, _JOURNAL = ".msgpack", ".journal"
+_CLOSED = -1
 
 
 class Counts(msgspec.Struct, array_like=True):
@@ -34,6 +38,8 @@ class Counts(msgspec.Struct, array_like=True):
 class _File(msgspec.Struct, array_like=True):
     counted: Counted
     counts: Counts
+    #: Of this telling; see `Journal.turn`. _CLOSED: it is the last one, and there is no journal.
+    number: int = _CLOSED
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -43,18 +49,26 @@ _decode = msgspec.msgpack.Decoder(_File).decode
 def clear(folder: Path) -> None:
     """Forget what earlier runs counted; called before the first worker starts."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for file in folder.glob(f"*{_SUFFIX}"):
-        file.unlink(missing_ok=True)
+    for suffix in (_SUFFIX, _JOURNAL):
+        for file in folder.glob(f"*{suffix}"):
+            file.unlink(missing_ok=True)
 
 
 class Shared:
-    """One worker's view of all. `counts_now` reads this worker's own rooms."""
+    """One worker's view of all, and a FlightSink. `counts_now` reads this worker's own rooms."""
 
     def __init__(self, folder: Path, metrics: Metrics, counts_now: Callable[[], Counts]) -> None:
         self._folder = folder
         self._metrics = metrics
         self._counts_now = counts_now
         self._own = folder / f"{os.getpid()}{_SUFFIX}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._close_dead()
+        self._journal = Journal(self._own.with_suffix(_JOURNAL))
+
+    def finished(self, record: FlightRecord, kept: KeptText | None = None) -> None:
+        """Keeps a flight for the others, until it is in a telling."""
+        self._journal.add(record)
 
     async def keep_telling(self) -> None:
         """Write the file again and again, until cancelled. A disk that is full or gone takes only the others' view of this worker."""
@@ -68,20 +82,46 @@ class Shared:
         self._write(self._told())
 
     def _told(self) -> bytes:
-        return _encode(_File(self._metrics.counted(), self._counts_now()))
+        return _encode(_File(self._metrics.counted(), self._counts_now(), self._journal.turn()))
 
     def _write(self, told: bytes) -> None:
-        new = self._own.with_suffix(".new")
+        self._replace(self._own, told)
+
+    def _replace(self, path: Path, told: bytes) -> None:
+        new = path.with_name(f"{path.stem}.{os.getpid()}.new")
         new.write_bytes(told)
-        new.replace(self._own)  # a reader sees the old file or the new one, never half
+        new.replace(path)  # a reader sees the old file or the new one, never half
 
     def sum(self) -> Metrics:
-        """What all workers counted, those that died included; of the others at most EVERY_S old."""
-        total = Metrics()
+        """What all workers counted, those that died included."""
+        total = self._metrics.alike()
         total.add(self._metrics.counted())
-        for _, told in self._others():
-            total.add(told.counted)
+        for pid, told in self._others():
+            if not self._add(total, told, pid):  # its journal was closed since its file was read
+                with contextlib.suppress(OSError, msgspec.DecodeError):
+                    total.add(_decode((self._folder / f"{pid}{_SUFFIX}").read_bytes()).counted)
         return total
+
+    def _add(self, total: Metrics, told: _File, pid: int) -> bool:
+        """False, and nothing is added, where there should be a journal and is none."""
+        records: list[FlightRecord] = []
+        if told.number != _CLOSED:
+            try:
+                records.extend(since(self._folder / f"{pid}{_JOURNAL}", told.number))
+            except (OSError, msgspec.DecodeError):
+                return False
+        total.add(told.counted)
+        for record in records:
+            total.finished(record)
+        return True
+
+    def _close_dead(self) -> None:
+        """Put what stands in the journals of processes that died into their last telling, so that their room is free."""
+        for pid, told in self._others():
+            total = self._metrics.alike()
+            if told.number != _CLOSED and not _lives(pid) and self._add(total, told, pid):
+                self._replace(self._folder / f"{pid}{_SUFFIX}", _encode(_File(total.counted(), told.counts, _CLOSED)))
+                (self._folder / f"{pid}{_JOURNAL}").unlink(missing_ok=True)
 
     def counts(self) -> Counts:
         """The rooms' figures, summed."""
