@@ -29,14 +29,27 @@ stage() {
   return "$status"
 }
 
-# The first interpreter that runs, is new enough and can make environments. A name on PATH may be a shim that does not run.
+# What an interpreter says of itself: its version, and `optimised` where it was built with profile-guided optimisation, which takes a quarter off the
+# gateway's own code. Distributions build theirs so and need not say it; what pyenv builds is plain unless it was asked for more.
+kind_of() {
+  "$1" -c 'import os, sys, sysconfig
+said = sysconfig.get_config_var("CONFIG_ARGS") or ""
+system = os.path.realpath(sys.executable).startswith("/usr/bin/")
+print("%d.%d" % sys.version_info[:2], "optimised" if "--enable-optimizations" in said or system else "plain")' 2>/dev/null
+}
+
+# The first interpreter that runs, is new enough and can make environments; of those of its version rather an optimised one. A name on PATH may be a
+# shim that does not run.
 find_python() {
-  local name found='' lacks=''
-  for name in ${PYTHON:-python3.11 python3 python3.12 python3.13}; do
+  local name kind found='' lacks='' first='' version=''
+  for name in ${PYTHON:-python3.11 /usr/bin/python3.11 python3 /usr/bin/python3 python3.12 python3.13}; do
     "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || { "$name" -V >/dev/null 2>&1 && found="$found $("$name" -V 2>&1 | cut -d' ' -f2)"; continue; }
     "$name" -c 'import ensurepip, venv' >/dev/null 2>&1 || { lacks=$name; continue; }
-    echo "$name"; return
+    kind=$(kind_of "$name") || kind=''
+    [ -n "$first" ] || { first=$name; version=${kind% *}; }
+    [ "$kind" != "$version optimised" ] || { echo "$name"; return; }
   done
+  [ -z "$first" ] || { echo "$first"; return; }
   [ -z "$lacks" ] || die "$lacks cannot make virtual environments: its venv or ensurepip module is missing." "On Debian and Ubuntu: apt-get install python3-venv"
   die "Python 3.11 or newer is needed.${found:+ Found:$found.}" "On Debian 12 and Ubuntu 24.04: apt-get install python3 python3-venv" "Another place: make ${want/run/up} PYTHON=/path/to/python3.11"
 }

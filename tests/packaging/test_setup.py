@@ -59,6 +59,18 @@ def test_a_python_without_venv_is_named(checkout: Path, tmp_path: Path) -> None:
     assert "apt-get install python3-venv" in refusal(checkout, PYTHON=str(bare))
 
 
+@pytest.mark.parametrize(
+    ("kind", "taken"), [("3.11 optimised", "3.11.2"), ("3.11 plain", "3.11.7"), ("3.12 optimised", "3.11.7")],
+    ids=["optimised", "as plain as the first", "of another version"],
+)
+def test_of_one_version_the_optimised_python_is_taken(checkout: Path, tmp_path: Path, kind: str, taken: str) -> None:
+    """The first that can make environments, unless another one of the same version was built with optimisation."""
+    answers = 'case "$1" in -V) echo "Python {version}";; -m) exit 1;; *) case "$2" in *CONFIG_ARGS*) echo "{kind}";; esac;; esac'
+    first = script(tmp_path / "first", answers.format(version="3.11.7", kind="3.11 plain"))
+    second = script(tmp_path / "second", answers.format(version="3.11.2", kind=kind))
+    assert f"Making .venv with Python {taken}" in refusal(checkout, PYTHON=f"{first} {second}")
+
+
 def test_without_a_network_it_says_so(checkout: Path) -> None:
     """What pip could not fetch is a sentence about the network, and nothing is stamped as done."""
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}

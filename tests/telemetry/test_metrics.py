@@ -16,7 +16,7 @@ from tidegate.core.flight import FlightRecord
 from tidegate.telemetry.described import DESCRIBED, READ
 from tidegate.telemetry.exposition import Exposition
 from tidegate.telemetry.histogram import Histogram
-from tidegate.telemetry.metrics import MAX_NAMES, OTHER, Metrics
+from tidegate.telemetry.metrics import FOLD_FLIGHTS, FOLD_STAMPS, HELD_STAMPS, MAX_NAMES, OTHER, Metrics
 
 MakeFlight = Callable[..., FlightRecord]
 
@@ -71,6 +71,18 @@ def test_gaps_are_never_lost_between_two_folds(flight: MakeFlight) -> None:
     for _ in range(20):
         metrics.finished(flight(token_ns=list(range(0, 300_000_000, 1_000_000))))
     assert told(metrics)["tidegate_inter_token_seconds_count", ()] == 20 * 299
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, FOLD_STAMPS - 1, FOLD_STAMPS + 1, HELD_STAMPS]), max_size=6), st.integers(0, FOLD_FLIGHTS + 2))
+def test_however_long_answers_are_each_is_counted_once(tokens: list[int], short: int) -> None:
+    """Gaps between tokens are counted apart from their flights, and both once."""
+    metrics = Metrics()
+    for count in [*[3] * short, *tokens]:
+        metrics.finished(FlightRecord("1", 1, 1, [("read", 1)], "/v1", "stop", 200, token_ns=list(range(count))))
+    gaps = sum(max(0, count - 1) for count in [*[3] * short, *tokens])
+    assert sum(metrics.gaps().counts) == metrics.gaps().sum_ns == gaps
+    assert sum(series.count for series in metrics.series.values()) == short + len(tokens)
+    assert sum(metrics.gaps().counts) == gaps
 
 
 def test_steps_down_the_ladder_are_counted_by_where_they_led(flight: MakeFlight) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -67,7 +67,7 @@ class Client:
 
     def _offer(self, message: dict[str, Any]) -> Awaitable[None] | None:
         """Run `send` as far as it goes without waiting, which is nearly always to its end: a token leaves in the turn that read it."""
-        sending = cast(Coroutine[Any, Any, None], self._send(message))
+        sending: Coroutine[Any, Any, None] = self._send(message)  # type: ignore[assignment]
         try:
             waits_for = sending.send(None)
         except StopIteration:

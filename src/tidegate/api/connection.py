@@ -55,11 +55,12 @@ class Corked:
     uvicorn writes them apart, and uvloop sends each write at once. A head without a body piece leaves at the end of the loop's turn.
     """
 
-    __slots__ = ("_head", "_loop", "_transport", "is_closing")
+    __slots__ = ("_head", "_loop", "_transport", "_write", "is_closing")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self.is_closing = transport.is_closing  # asked for every request: not by way of __getattr__
+        self._write = transport.write
         self._loop = loop
         self._head = b""
 
@@ -76,7 +77,7 @@ class Corked:
         """What has nothing to wait for: a head with its body, a piece of a stream."""
         if self._head:
             data, self._head = self._head + data, b""
-        self._transport.write(data)
+        self._write(data)
 
     @property
     def raw(self) -> asyncio.Transport:

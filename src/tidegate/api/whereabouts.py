@@ -21,7 +21,7 @@ from tidegate.core.memory import Shared
 
 log = logging.getLogger(__name__)
 
-#: Streams of one worker that are listed beside those that it holds: their clients are told that they are gone.
+#: Streams that are listed beside those that are held, a share of them for each worker: their clients are told that they are gone.
 MOST_REMEMBERED = 4096
 #: Conversations that may run in one worker at the same time and still be seen by the others.
 MOST_CONVERSATIONS = 8192
@@ -51,7 +51,7 @@ class Whereabouts:
         """`streams`: how many one worker holds at most. Raises SettingsError where there is no such memory."""
         self.workers = workers
         self.worker = 0
-        self._places = streams + MOST_REMEMBERED
+        self._places = streams + -(-MOST_REMEMBERED // workers)
         self._part = _HEAD + self._places * _STREAM + MOST_CONVERSATIONS * _CONVERSATION
         self._memory = Shared(1 + workers * self._part, workers)
         self._streams: dict[str, int] = {}  # by id: its place, in words

@@ -184,7 +184,9 @@ class Dialect(Answer):
         if not payload.choices:
             raise EngineError(f"{self.label} answered without choices.", hint="Is this an OpenAI-compatible engine?")
         chunk = Chunk(0, "notice")
-        choice = next((c for c in payload.choices if c.index == 0), payload.choices[0])
+        choice = payload.choices[0]
+        if choice.index:
+            choice = next((c for c in payload.choices if c.index == 0), choice)
         choice.finish_reason = choice.finish_reason or "stop"
         self._read_choice(choice, choice.message, chunk)
         self._read_counts(payload)

@@ -19,10 +19,11 @@ FORECAST_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
 class Histogram:
     """Counts per bucket over bounds in nanoseconds, and the sum. A value on a bound belongs below it, as Prometheus' `le` says."""
 
-    __slots__ = ("bounds_ns", "counts", "sum_ns")
+    __slots__ = ("_bounds", "bounds_ns", "counts", "sum_ns")
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
         self.bounds_ns = [round(bound * 1e9) for bound in bounds_s]
+        self._bounds = np.array(self.bounds_ns, dtype=np.int64)
         self.counts = [0] * (len(bounds_s) + 1)
         self.sum_ns = 0
 
@@ -33,7 +34,7 @@ class Histogram:
 
     def add_all(self, values_ns: npt.NDArray[np.signedinteger[Any]]) -> None:
         """Many values at once; as `add` for each, but a thousand cost what fifty cost one by one."""
-        per_bucket = np.bincount(np.searchsorted(self.bounds_ns, values_ns, side="left"), minlength=len(self.counts))
+        per_bucket = np.bincount(np.searchsorted(self._bounds, values_ns, side="left"), minlength=len(self.counts))
         self.counts = [have + int(new) for have, new in zip(self.counts, per_bucket, strict=True)]
         self.sum_ns += int(values_ns.sum())
 

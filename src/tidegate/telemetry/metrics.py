@@ -15,9 +15,12 @@ from tidegate.telemetry.histogram import FORECAST_BOUNDS_S, GAP_BOUNDS_S, PART_B
 #: Distinct values of one label; what comes after is counted under OTHER, so that no caller can grow the metrics without bound.
 MAX_NAMES = 64
 OTHER = "other"
-#: Flights, and token stamps, that wait before they are counted together: many at once cost a quarter of one by one.
+#: Flights that wait before they are counted together: many at once cost a quarter of one by one.
 FOLD_FLIGHTS = 256
+#: Token stamps that wait before the gaps between them are counted, which does not take the flights along: a few flights cost as much as many.
 FOLD_STAMPS = 1024
+#: Token stamps that waiting flights may hold.
+HELD_STAMPS = 32 * FOLD_STAMPS
 
 
 class Names:
@@ -99,6 +102,8 @@ class Metrics:
         self._forecasts: dict[str, Histogram] = {}
         self._steps: dict[tuple[str, ...], int] = defaultdict(int)
         self._waiting: list[FlightRecord] = []
+        self._held_stamps = 0
+        self._stamps: list[list[int]] = []  # of flights that wait, or waited
         self._waiting_stamps = 0
         self._capabilities, self._models = Names(capabilities), Names(models)
         self._routes, self._part_names, self._codes = Names(), Names(), Names()
@@ -117,9 +122,15 @@ class Metrics:
         """Counts one flight, soon: when somebody asks, or when enough of them wait."""
         waiting = self._waiting
         waiting.append(record)
-        self._waiting_stamps += len(record.token_ns)
-        if len(waiting) >= FOLD_FLIGHTS or self._waiting_stamps > FOLD_STAMPS:
+        stamps = record.token_ns
+        if len(stamps) > 1:
+            self._stamps.append(stamps)
+            self._waiting_stamps += len(stamps)
+            self._held_stamps += len(stamps)
+        if len(waiting) >= FOLD_FLIGHTS or self._held_stamps > HELD_STAMPS:
             self._fold()
+        elif self._waiting_stamps > FOLD_STAMPS:
+            self._fold_gaps()
 
     # -- what is counted
 
@@ -172,11 +183,10 @@ class Metrics:
 
     def _fold(self) -> None:
         """Count what waits."""
-        waiting, self._waiting, self._waiting_stamps = self._waiting, [], 0
+        waiting, self._waiting, self._held_stamps = self._waiting, [], 0
         if not waiting:
             return
         laps: dict[str, list[int]] = defaultdict(list)
-        stamps = []
         for record in waiting:
             key = (record.route, record.capability, record.model, record.end, record.http_status)
             series = self._series.get(key) or self._open(record)
@@ -201,10 +211,13 @@ class Metrics:
                     self._steps[self._capabilities.label(record.capability), facts["to"]] += 1
             if record.thinned:
                 self._thinned += 1
-            if len(record.token_ns) > 1:
-                stamps.append(record.token_ns)
         for part, spent in laps.items():
             (self._parts.get(part) or self._open_part(part)).add_all(np.array(spent, dtype=np.int64))
+        self._fold_gaps()
+
+    def _fold_gaps(self) -> None:
+        """Count the gaps between the tokens that wait."""
+        stamps, self._stamps, self._waiting_stamps = self._stamps, [], 0
         if stamps:
             self._gaps.add_all(np.concatenate([np.diff(np.array(each, dtype=np.int64)) for each in stamps]))
 

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from tests.api.streams.conftest import BOUND_S, FAST, Client, Gateway, Open, Worker, until
 
 from tidegate.api import peers as peers_module
-from tidegate.api.whereabouts import Whereabouts
+from tidegate.api.whereabouts import Listed, Whereabouts
 from tidegate.stores.systems.memory import Memory
 
 WORDS = 300
@@ -372,3 +375,58 @@ async def test_a_socket_takes_part(begin: Begin) -> None:
         await socket.send(json.dumps({"messages": [{"role": "user", "content": "##n=2##"}]}))
         while await socket.recv() != "[DONE]":
             pass
+
+
+# -- the list
+
+
+_STEPS = st.tuples(st.sampled_from(["keep", "drop", "forget", "die", "enter", "leave"]), st.integers(0, 2), st.integers(0, 5))
+
+
+@hypothesis_settings(deadline=None)
+@given(st.lists(_STEPS, max_size=60))
+def test_the_list_says_who_has_what(steps: list[tuple[str, int, int]]) -> None:
+    """Streams that are kept, dropped and lost with their worker, and conversations that run in one or several, whatever happens in whatever order."""
+    memory = Whereabouts(3, 4)
+    workers = [joined(memory, number) for number in range(3)]
+    kept: dict[str, tuple[int, bool]] = {}  # by id: the worker, and whether it lives
+    held: list[set[str]] = [set(), set(), set()]
+    running: list[set[str]] = [set(), set(), set()]
+    newest = 0
+    for number, (step, which, other) in enumerate(steps):
+        worker, stream, name = workers[which], f"{number + 1:032x}", ("t", "k", f"c{other}")
+        if step == "keep" and len(held[which]) < 4:
+            worker.keep(stream, ("t", f"k{other % 2}"))
+            kept[stream] = (which, True)
+            held[which].add(stream)
+        elif step in ("drop", "forget") and held[which]:
+            stream = sorted(held[which])[other % len(held[which])]
+            held[which].discard(stream)
+            worker.drop(stream, remember=step == "drop")
+            worker.drop(stream, remember=True)  # twice is as once
+            if step == "forget":
+                del kept[stream]
+        elif step == "die":
+            memory.clear(which)
+            workers[which] = joined(memory, which)
+            kept = {one: (at, lives and at != which) for one, (at, lives) in kept.items()}
+            held[which], running[which] = set(), set()
+        elif step == "enter":
+            entered = worker.enter(name, look=True)
+            assert entered.number > newest
+            newest = entered.number
+            assert entered.workers == [at for at in range(3) if at != which and name[2] in running[at]]
+            running[which].add(name[2])
+        elif step == "leave":
+            worker.leave(name)
+            running[which].discard(name[2])
+        for one, (at, lives) in kept.items():
+            found = {workers[other % 3].find(one, ("t", f"k{key}")) for key in range(2)}
+            assert found == {None, Listed(at, lives)}
+    assert workers[0].find("f" * 32, ("t", "k0")) is None
+
+
+def joined(memory: Whereabouts, number: int) -> Whereabouts:
+    mine = copy.copy(memory)
+    mine.join(number)
+    return mine
