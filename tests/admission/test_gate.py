@@ -86,8 +86,30 @@ def test_the_outlook_of_one_that_waits_is_what_it_waited_and_what_is_forecast() 
     world.now += S
     assert abs(place.outlook_ns() - first) <= S // 10
     world.now += 9 * S
-    assert place.outlook_ns() >= 10 * S
+    assert place.outlook_ns() >= 20 * S, "nobody has left for ten seconds, so nobody is expected to within the next ten"
     running.leave(150)
+
+
+def test_a_lane_in_which_nobody_leaves_is_not_waited_for_for_long() -> None:
+    """Long answers of which nothing was known have all slots: each request that comes meanwhile sees sooner that its bound will be missed, whatever
+    is forecast, and the last of them at once; when one has left, it is as before."""
+    world = World(4, forecast_s=600)
+    world.teach(1.0)
+    runs = world.fill()
+    waits = []
+    for _ in range(8):
+        place = world.enter()
+        while place.outlook_ns() <= 30 * S:
+            world.now += S // 4
+        waits.append((world.now - place.entered_ns) / S)
+        place.leave()
+    assert waits == sorted(waits, reverse=True)
+    assert waits[0] <= 15.25
+    assert waits[-1] == 0
+    place = world.enter()
+    runs[0].leave(150)
+    assert not place.waits
+    assert world.enter().outlook_ns() <= 10 * S
 
 
 def test_a_spare_slot_is_free_now_or_none() -> None:

@@ -139,6 +139,7 @@ class Lane:
         self._predicted_ns = self._started_ns = 0  # of all that run: their slot times, and the instants at which they began
         self._looked_ns = 0  # when places that wait were last looked at, whether they can still be served in time
         self._newcomers_ns, self._newcomers_since_ns = 0, clock_ns()  # slot time of those that began without a booking, and since when
+        self._moved_ns = 0  # when the last free slot was taken last: since then nobody has left, where all are still taken
         self._full_ns = 0  # when a slot was freed last, if requests have waited since then
         #: Told when somebody left; see `lending`.
         self.on_leave: Callable[[], None] | None = None
@@ -255,7 +256,9 @@ class Lane:
         ahead_ns, ahead_cost = self.queue.ahead(flow, place.order)
         # it stands among them itself
         wait_ns, _ = self._forecast_ns(place, (max(0, ahead_ns - place.slot_ns), max(0.0, ahead_cost - place.cost)), now_ns)
-        return now_ns - place.entered_ns + int(wait_ns / self.times.doubt)
+        # Where nobody has left for so long, nobody is expected to leave sooner than in as long again, whatever was forecast.
+        stuck_ns = now_ns - self._moved_ns
+        return now_ns - place.entered_ns + max(int(wait_ns / self.times.doubt), stuck_ns)
 
     def _gone(self, place: Place) -> None:
         self.queue.remove(place)
@@ -290,6 +293,8 @@ class Lane:
         place.flow.running += 1
         self.running += 1
         place._took_last = self.running >= self.slots
+        if place._took_last:
+            self._moved_ns = now_ns
         if not place.booked:
             self._newcomers_ns += place.slot_ns
         self.entered += 1
