@@ -58,9 +58,9 @@ def test_any_bytes_are_read_or_refused(suffix: str, content: bytes, tmp_path_fac
 
 
 def test_a_suffix_without_loader_is_refused_by_name(write: Write) -> None:
-    """A .docx is refused, and the known suffixes are listed."""
-    outcome = read(by_suffix(), write("a.docx", "text"), Bounds())
-    assert ".docx" in outcome.message
+    """A .odt is refused, and the known suffixes are listed."""
+    outcome = read(by_suffix(), write("a.odt", "text"), Bounds())
+    assert ".odt" in outcome.message
     assert ".pdf" in (outcome.hint or "")
 
 

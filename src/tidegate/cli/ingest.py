@@ -33,7 +33,7 @@ def ingest(
     ctx: click.Context, paths: tuple[Path, ...], collection: str | None, tags: tuple[str, ...], base: Path | None, prune: bool, as_json: bool,
     config: Path | None, sets: tuple[str, ...],
 ) -> None:
-    """Read documents into a collection: Markdown, text and PDF; unchanged ones are skipped, a bad one does not stop the rest."""
+    """Read documents into a collection: PDF, Word, Excel, HTML, Markdown, CSV, text; unchanged ones are skipped, a bad one does not stop the rest."""
     settings = settings_from(config, sets)
     wanted = dict(pair(tag) for tag in tags)
     from tidegate import app

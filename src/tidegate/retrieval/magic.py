@@ -23,6 +23,9 @@ _KNOWN = (
     (b"{\\rtf", "an RTF document"),
 )
 
+#: Suffixes of Office files: ZIP archives.
+_OFFICE = (".docx", ".xlsx", ".xlsm")
+
 
 def check(head: bytes, suffix: str) -> None:
     """`head`: the first HEAD_BYTES of a file named `*suffix`. Raises DocumentUnreadable where the two do not agree."""
@@ -35,6 +38,14 @@ def check(head: bytes, suffix: str) -> None:
             return
         what = _name(head) or "no PDF (it has no %PDF- header)"
         raise DocumentUnreadable(f"The file is {what}, named .pdf.", hint="Give it its right name, or export the document as a PDF again.")
+    if suffix in _OFFICE:
+        if head.startswith(b"PK\x03\x04"):
+            return
+        if head.startswith(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"):
+            hint = f"Open it and save it as {suffix} without a password."
+            raise DocumentUnreadable(f"The file is an old Office file or an encrypted one, named {suffix}.", hint=hint)
+        what = "a PDF" if is_pdf else _name(head) or "no Office file (it has no ZIP header)"
+        raise DocumentUnreadable(f"The file is {what}, named {suffix}.", hint="Give it its right name, or save the document again.")
     other = "a PDF" if head.startswith(b"%PDF-") else _name(head)
     if other is None and b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         other = "binary (it holds NUL bytes)"
