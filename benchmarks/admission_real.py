@@ -30,7 +30,7 @@ from typing import Any
 
 import admission_scripted
 from admission_scripted import TOLERANCE, gateway, off
-from common import RESULTS, commit, database, machine, used_by_others
+from common import RESULTS, commit, database, embedded_engine, machine, used_by_others
 from open_loop import OpenLoop
 
 from tidegate.admission.settings import AdmissionSettings
@@ -161,21 +161,9 @@ def run(requests: int, rate: float, seed: int, home: Path, door: str, key: str) 
 @contextlib.contextmanager
 def llama(home: Path) -> Iterator[str]:
     """The embedded engine, as a section of the settings."""
-    from tidegate.local.engine import LocalEngine
-    from tidegate.local.folder import DataFolder
-    from tidegate.local.settings import LocalSettings
-
-    folder = DataFolder(home / "engine")
-    folder.open(min_free_mb=0)
-    local = LocalEngine(folder, LocalSettings(data=str(folder.path), engine_slots=SLOTS))
-    with asyncio.Runner() as loop:
-        loop.run(local.child.start())
-        try:
-            yield f'adapter = "llama_cpp"\nurl = "{local.address.url}"\napi_key = "{local.address.key}"\nmodels = ["model"]\nslots = {SLOTS}'
-        finally:
-            loop.run(local.child.stop())
-            local.release()
-            folder.close()
+    with embedded_engine(home, engine_slots=SLOTS) as local:
+        at = local.address
+        yield f'adapter = "llama_cpp"\nurl = "{at.url}"\napi_key = "{at.key}"\nmodels = ["model"]\nslots = {SLOTS}'
 
 
 def main() -> None:

@@ -18,10 +18,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import common
 import httpx
 from common import RESULTS, ROOT, add_key, commit, database, machine
 from open_loop import OpenLoop, guessed
@@ -97,28 +99,9 @@ def engine(speeds: str) -> Iterator[str]:
         process.wait(30)
 
 
-@contextlib.contextmanager
-def gateway(home: Path, dsn: str, section: str) -> Iterator[str]:
-    """A gateway that has just been started, and its address. `section`: what stands under `[engines.real]`, and whatever follows."""
-    config, note = home / "gateway.toml", home / "data" / "run" / "gateway.json"
-    note.unlink(missing_ok=True)
-    config.write_text(
-        f'[store]\ndsn = "{dsn}"\n[server]\nport = 0\n[local]\ndata = "{home / "data"}"\nembedder = false\n[log]\nflights = "errors"\n'
-        f"[engines.real]\n{section}\n"
-    )
-    process = subprocess.Popen([sys.executable, "-m", "tidegate.cli", "serve", "--config", str(config)])
-    try:
-        for _ in range(600):
-            # Its checks of the engine are over, else they would be part of the load.
-            if note.exists() and (said := note.read_bytes()) and (url := json.loads(said)["url"]) and is_checked(url):
-                break
-            time.sleep(0.1)
-        else:
-            raise RuntimeError("the gateway did not start")
-        yield url
-    finally:
-        process.terminate()
-        process.wait(60)
+def gateway(home: Path, dsn: str, section: str) -> AbstractContextManager[str]:
+    """A gateway whose checks of the engine are over: they would be part of the load."""
+    return common.gateway(home, dsn, section, is_checked)
 
 
 def is_checked(url: str) -> bool:

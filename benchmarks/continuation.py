@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from common import record
+from common import embedded_engine, record
 
 from tidegate.core.ask import EngineCall, Said
 from tidegate.core.chunk import Chunk
@@ -33,9 +33,6 @@ from tidegate.core.flight import Flight
 from tidegate.core.ports import EngineStream
 from tidegate.engines.adapters.llama_cpp import LlamaCpp
 from tidegate.engines.settings import EngineSettings
-from tidegate.local.engine import LocalEngine
-from tidegate.local.folder import DataFolder
-from tidegate.local.settings import LocalSettings
 
 TOKENS = 40
 ASKED = (
@@ -87,21 +84,11 @@ async def one_prompt(engine: LlamaCpp, model: str, text: str, places: int) -> li
     return [await one_place(engine, call, prompt, uncut, 1 + number * (len(uncut) - 2) // places) for number in range(places)]
 
 
-async def measure(prompts: int, places: int, home: Path) -> dict[str, Any]:
-    folder = DataFolder(home / "engine")
-    folder.open(min_free_mb=0)
-    local = LocalEngine(folder, LocalSettings(data=str(folder.path)))
-    try:
-        await local.child.start()
-        settings = EngineSettings(adapter="llama_cpp", url=local.address.url, api_key=local.address.key, models=["m"])  # type: ignore[arg-type]
-        engine = LlamaCpp("real", settings)
-        asked = [form.format(thing) for form in ASKED for thing in THINGS][:prompts]
-        found = [one for text in asked for one in await one_prompt(engine, "m", text, places)]
-        await engine.close()
-    finally:
-        await local.child.stop()
-        local.release()
-        folder.close()
+async def measure(prompts: int, places: int, url: str, key: str) -> dict[str, Any]:
+    engine = LlamaCpp("real", EngineSettings(adapter="llama_cpp", url=url, api_key=key, models=["m"]))  # type: ignore[arg-type]
+    asked = [form.format(thing) for form in ASKED for thing in THINGS][:prompts]
+    found = [one for text in asked for one in await one_prompt(engine, "m", text, places)]
+    await engine.close()
     counts = {name: sum(one[name] for one in found) for name in found[0]}
     return {
         "prompts": prompts, "places": len(found), "tokens": TOKENS, "alike": counts,
@@ -119,7 +106,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as home:
         Path(home).chmod(0o711)
-        result = uvloop.run(measure(options.prompts, options.places, Path(home)))
+        with embedded_engine(Path(home)) as local:
+            result = uvloop.run(measure(options.prompts, options.places, local.address.url, local.address.key))
     print(json.dumps(result, indent=1))
     print("written:", record("continuation", result))
 

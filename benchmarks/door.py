@@ -83,14 +83,8 @@ def harmless() -> dict[str, list[str]]:
 
 
 def us(work: Callable[[], Any], number: int) -> float:
-    """CPU time of one call, the least of some rounds."""
-    best = float("inf")
-    for _ in range(ROUNDS):
-        begin = time.thread_time_ns()
-        for _ in range(number):
-            work()
-        best = min(best, (time.thread_time_ns() - begin) / number / 1e3)
-    return round(best, 2)
+    """CPU time of one call."""
+    return common.least_us(work, number, ROUNDS, time.thread_time_ns)
 
 
 def costs(long_en: str, long_zh: str) -> dict[str, Any]:

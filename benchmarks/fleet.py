@@ -16,7 +16,6 @@ import heapq
 import itertools
 import json
 import random
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -173,16 +172,6 @@ def hits(file: Path, choice: str, clock: Clock) -> float:
     return round(found / total, 3)
 
 
-def best_us(call: Callable[[], object], calls: int = 200, rounds: int = 400) -> float:
-    best = float("inf")
-    for _ in range(rounds):
-        began_ns = time.perf_counter_ns()
-        for _ in range(calls):
-            call()
-        best = min(best, (time.perf_counter_ns() - began_ns) / calls / 1e3)
-    return round(best, 2)
-
-
 def costs() -> dict[str, dict[str, float]]:
     """Microseconds for one choice, and for the account of one call."""
     said: dict[str, dict[str, float]] = {}
@@ -193,8 +182,8 @@ def costs() -> dict[str, dict[str, float]]:
         fleet = fleet_of(count, workers)
         member = fleet.members["e0"]
         said[f"{count}" if workers == 1 else f"{count}, {workers} workers"] = {
-            "choose_us": best_us(lambda fleet=fleet: fleet.find("m", ask)),  # type: ignore[misc]
-            "account_us": best_us(lambda member=member: Run(member, call).end(None)),  # type: ignore[misc]
+            "choose_us": common.least_us(lambda fleet=fleet: fleet.find("m", ask), 200, 400),  # type: ignore[misc]
+            "account_us": common.least_us(lambda member=member: Run(member, call).end(None), 200, 400),  # type: ignore[misc]
         }
     return said
 

@@ -10,34 +10,15 @@ benchmarks/results/leaving.json. Everything is on 127.0.0.1, bounded in count an
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
-from common import database, record
+from common import database, embedded_engine, gateway, record
 
 PROMPT = "Tell me a long story about a lighthouse keeper and the sea."
-
-
-def start_gateway(home: Path, dsn: str, url: str, engine_key: str, more: str = "") -> tuple[subprocess.Popen[bytes], str]:
-    config = home / "leaving.toml"
-    config.write_text(
-        f'[store]\ndsn = "{dsn}"\n[server]\nport = 0\n[local]\ndata = "{home / "data"}"\nembedder = false\n[log]\nflights = "errors"\n'
-        f'[engines.real]\nadapter = "llama_cpp"\nurl = "{url}"\napi_key = "{engine_key}"\nmodels = ["model"]\nconformance = "off"\n{more}'
-    )
-    process = subprocess.Popen([sys.executable, "-m", "tidegate.cli", "serve", "--config", str(config)])
-    note = home / "data" / "run" / "gateway.json"
-    for _ in range(300):
-        if note.exists() and note.read_bytes():
-            return process, json.loads(note.read_bytes())["url"]
-        time.sleep(0.1)
-    raise RuntimeError("the gateway did not start")
 
 
 def busy(engine: httpx.Client) -> int:
@@ -78,32 +59,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=40)
     options = parser.parse_args()
-    from tidegate.local.engine import LocalEngine
-    from tidegate.local.folder import DataFolder
-    from tidegate.local.settings import LocalSettings
-
-    with database() as (home, dsn, key):
-        folder = DataFolder(home / "engine")
-        folder.open(min_free_mb=0)
-        local = LocalEngine(folder, LocalSettings(data=str(folder.path)))
-        loop = asyncio.new_event_loop()
-        loop.run_until_complete(local.child.start())
-        gateway, url = start_gateway(home, dsn, local.address.url, local.address.key)
-        try:
-            with httpx.Client(base_url=local.address.url, headers={"authorization": f"Bearer {local.address.key}"}) as engine:
-                leave(url, key, engine, stream=True)
-                result: dict[str, Any] = {
-                    "times": options.times,
-                    "slot_free_ms_streamed": spread([leave(url, key, engine, stream=True) for _ in range(options.times)]),
-                    "slot_free_ms_whole": spread([leave(url, key, engine, stream=False) for _ in range(options.times // 4)]),
-                }
-        finally:
-            gateway.terminate()
-            gateway.wait(60)
-            loop.run_until_complete(local.child.stop())
-            loop.close()
-            local.release()
-            folder.close()
+    with database() as (home, dsn, key), embedded_engine(home) as local:
+        at = local.address
+        section = f'adapter = "llama_cpp"\nurl = "{at.url}"\napi_key = "{at.key}"\nmodels = ["model"]\nconformance = "off"'
+        with gateway(home, dsn, section) as url, httpx.Client(base_url=at.url, headers={"authorization": f"Bearer {at.key}"}) as engine:
+            leave(url, key, engine, stream=True)
+            result: dict[str, Any] = {
+                "times": options.times,
+                "slot_free_ms_streamed": spread([leave(url, key, engine, stream=True) for _ in range(options.times)]),
+                "slot_free_ms_whole": spread([leave(url, key, engine, stream=False) for _ in range(options.times // 4)]),
+            }
     result["gates"] = {"slot free <= 100 ms P95": result["slot_free_ms_streamed"]["p95"] <= 100}
     print(json.dumps(result, indent=1))
     print("written:", record("leaving", result))
