@@ -8,7 +8,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from tidegate.api.coalesce import coalesce
+from tidegate.api.coalesce import Coalesced
 from tidegate.api.connection import COMMENT, CONTINUE, Connection
 from tidegate.api.response import cycle_of, write_head, write_last, write_piece
 from tidegate.api.settings import StreamSettings
@@ -37,8 +37,7 @@ class Client:
     status = 0
     _since_ns = 0  # since when nothing was written, or nothing read
     _unread = 0
-    _held: list[bytes] | None = None  # events that wait to be merged
-    _held_bytes = 0
+    _held: Coalesced | None = None  # events that wait
 
     def __init__(self, receive: Receive, send: Send, streams: StreamSettings) -> None:
         self._receive = receive
@@ -112,21 +111,17 @@ class Client:
         return now_ns - self._since_ns
 
     def _hold(self, piece: bytes) -> bool:
-        """Keep a piece until the client reads on. False where too much is held already, however it is merged."""
-        limit = self._streams.coalesce_bytes
-        held = self._held = self._held or []
-        if self._held_bytes + len(piece) > limit:
-            merged = coalesce(b"".join(held))
-            held[:], self._held_bytes = [merged], len(merged)
-            if 2 * len(merged) > limit:  # merging again and again would cost more than it gains
-                return False
-        held.append(piece)
-        self._held_bytes += len(piece)
+        """Keep a piece until the client reads on. False where too much is held already, merged as it is."""
+        held = self._held or Coalesced()
+        if held.size + len(piece) > self._streams.coalesce_bytes:
+            return False
+        held.add(piece)
+        self._held = held
         return True
 
     def _take_held(self) -> bytes:
-        held, self._held, self._held_bytes = self._held or [], None, 0
-        return coalesce(b"".join(held))
+        held, self._held = self._held, None
+        return held.take() if held is not None else b""
 
     async def write_when_room(self, piece: bytes) -> None:
         """Write as soon as the client has room, or not at all where it leaves."""

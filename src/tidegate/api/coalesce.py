@@ -13,28 +13,57 @@ _GROWING = ("content", "reasoning_content", "reasoning", "refusal")
 _DATA = b"data: "
 
 
+class Coalesced:
+    """Events that wait, merged as they come: each is read once. `size`: about the bytes that they have, and never fewer than wait in memory.
+
+    The same stream in fewer events. Two events are merged only where nothing but their text tells them apart (the newer usage stands for both), so
+    that what a merge would lose, as log-probabilities, stays as it came.
+    """
+
+    __slots__ = ("_events", "_last", "size")
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._last: _Delta | None = None
+        self.size = 0
+
+    def add(self, events: bytes) -> None:
+        """The next events, whole ones."""
+        for event in events.split(b"\n\n"):
+            if not event:
+                continue
+            delta, last = _read(event), self._last
+            if delta is not None and last is not None and delta.frame == last.frame:
+                last.text.append(delta.text[0])
+                last.whole = delta.whole
+                last.holder = delta.holder
+                self.size += len(delta.text[0].encode("utf-8", "surrogatepass"))
+                continue
+            self._end_last()
+            self._last = delta
+            if delta is None:
+                self._events.append(event)
+            self.size += len(event) + 2
+
+    def take(self) -> bytes:
+        """All of them, and none is left."""
+        self._end_last()
+        events = b"".join([event + b"\n\n" for event in self._events])
+        self._events.clear()
+        self.size = 0
+        return events
+
+    def _end_last(self) -> None:
+        if self._last is not None:
+            self._events.append(self._last.event())
+            self._last = None
+
+
 def coalesce(events: bytes) -> bytes:
-    """The same stream in fewer events. Two events are merged only where nothing but their text tells them apart (the newer usage stands for
-    both), so that what a merge would lose, as log-probabilities, stays as it came."""
-    merged: list[bytes] = []
-    last: _Delta | None = None
-    for event in events.split(b"\n\n"):
-        if not event:
-            continue
-        delta = _read(event)
-        if delta is not None and last is not None and delta.frame == last.frame:
-            last.text.append(delta.text[0])
-            last.whole = delta.whole
-            last.holder = delta.holder
-            continue
-        if last is not None:
-            merged.append(last.event())
-        last = delta
-        if delta is None:
-            merged.append(event)
-    if last is not None:
-        merged.append(last.event())
-    return b"".join([event + b"\n\n" for event in merged])
+    """The same events, merged."""
+    merged = Coalesced()
+    merged.add(events)
+    return merged.take()
 
 
 class _Delta:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from tests.api.streams.conftest import FAST, Gateway, Open, until
 
+import tidegate.api.coalesce as coalesce_module
 from tidegate.api.coalesce import coalesce
 from tidegate.engines.openai_http import OpenAIHttp
 
@@ -20,7 +21,7 @@ POLICIES = ["block", "coalesce", "drop"]
 def held_bytes(gateway: Gateway) -> int:
     """What the gateway holds for clients that do not read, from the engine's socket to theirs."""
     to_clients = sum(connection.transport.get_write_buffer_size() for connection in gateway.connections)
-    merged = sum(exchange._held_bytes for exchange in gateway.house.running)
+    merged = sum(exchange._held.size for exchange in gateway.house.running if exchange._held)
     from_engines = 0
     for engine in gateway.fleet.engines:
         assert isinstance(engine, OpenAIHttp)
@@ -154,6 +155,23 @@ def test_the_newest_count_stands() -> None:
     merged = coalesce(events)
     assert merged.startswith(b"event: token\ndata: ")
     assert json.loads(merged.partition(b"data: ")[2]) == {"text": "ab", "usage": {"completion_tokens": 2}}
+
+
+@hypothesis.given(st.lists(st.text(max_size=5), min_size=1, max_size=30), st.integers(1, 8))
+def test_each_event_is_read_once_as_it_comes(texts: list[str], size: int) -> None:
+    """Merged piece by piece the events are those of all at once; each was decoded once, and the size is never less than the text that waits."""
+    read: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch:
+        decode = coalesce_module._read
+        patch.setattr(coalesce_module, "_read", lambda event: read.append(event) or decode(event))
+        held = coalesce_module.Coalesced()
+        for at in range(0, len(texts), size):
+            held.add(b"".join(chat(content=text) for text in texts[at : at + size]))
+            assert held.size >= sum(len(text.encode()) for text in texts[: at + size])
+        merged = held.take()
+    assert len(read) == len(texts)
+    assert contents(merged) == [{"content": "".join(texts)}]
+    assert (held.size, held.take()) == (0, b"")
 
 
 KINDS = ("content", "reasoning_content", "other", "end", "odd")
