@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -28,6 +30,7 @@ from tidegate.core.keys import hash_key
 from tidegate.core.ports import KeyRecord
 from tidegate.core.search import Filter, IndexProgress
 from tidegate.retrieval.ingest import IngestReport, Progress
+from tidegate.retrieval.structure import Rules
 
 BEGAN_NS = 1_700_000_000_000_000_000
 
@@ -183,9 +186,9 @@ def test_ingest_hands_on_everything_and_sums_up(app: SimpleNamespace) -> None:
     """Paths, collection, tags and prune arrive; what was skipped or failed is told with its reason, and fails the command."""
     async def ingest(
         settings: Any, paths: Any, *, collection: str, tags: dict[str, str], base: Path | None, prune: bool,
-        progress: Callable[[Progress], None],
+        rules: Rules | None, progress: Callable[[Progress], None],
     ) -> IngestReport:
-        app.calls.append(([str(path) for path in paths], collection, tags, prune, str(base)))
+        app.calls.append(([str(path) for path in paths], collection, tags, prune, str(base), rules))
         progress(Progress(0, 1, "/d/[a].md", "reading"))
         progress(Progress(1, 1, "/d/[a].md", "stored", 3))
         failed = [("/d/b.pdf", "It is encrypted."), ("/d/\x07\x9b31m.pdf", "It is\r\nempty.")]
@@ -193,12 +196,35 @@ def test_ingest_hands_on_everything_and_sums_up(app: SimpleNamespace) -> None:
 
     app.ingest = ingest
     result = tidegate("ingest", "d", "--collection", "c", "--tag", "lang=en", "--tag", "a=b=c", "--prune", "--base", "d")
-    assert app.calls == [(["d"], "c", {"lang": "en", "a": "b=c"}, True, "d")]
+    assert app.calls == [(["d"], "c", {"lang": "en", "a": "b=c"}, True, "d", None)]
     assert "failed: /d/b.pdf: It is encrypted." in result.output
     assert "failed: /d/··31m.pdf: It is··empty." in result.output, "a file's name cannot steer the terminal"
     assert "1 stored (3 passages), 0 unchanged, 1 skipped, 2 failed, in 0.5 s" in result.output
     assert result.exit_code == 1
     assert json.loads(tidegate("ingest", "d", "--json").stdout)["passages"] == 3
+
+
+def test_ingest_reads_as_its_capability_says(app: SimpleNamespace, tmp_path: Path) -> None:
+    """Its structure.toml is read, and its collection is the one; an unknown capability and an unknown name in the file are refused."""
+    folder = tmp_path / "capabilities" / "support" / "answer"
+    shutil.copytree(Path(__file__).parents[1] / "examples" / "capabilities" / "support" / "answer", folder)
+    manifest = folder / "capability.toml"
+    manifest.write_text(re.sub(r'collection = ".*"', 'collection = "reports"', manifest.read_text()))
+    (folder / "structure.toml").write_text('starts = ["Exclusions"]\n')
+    seen: list[tuple[str, Rules | None]] = []
+
+    async def ingest(settings: Any, paths: Any, *, collection: str, rules: Rules | None, **rest: Any) -> IngestReport:
+        seen.append((collection, rules))
+        return IngestReport()
+
+    app.ingest = ingest
+    folders = f"capabilities.folders=[{str(tmp_path / 'capabilities')!r}]"
+    assert tidegate("ingest", "d", "--capability", "support/answer", "--set", folders).exit_code == 0
+    assert tidegate("ingest", "d", "--capability", "support/answer", "--collection", "c", "--set", folders).exit_code == 0
+    assert seen == [("reports", Rules(starts=["Exclusions"])), ("c", Rules(starts=["Exclusions"]))]
+    assert "There is no capability 'support/anser'" in tidegate("ingest", "d", "--capability", "support/anser", "--set", folders).stderr
+    (folder / "structure.toml").write_text('start = ["Exclusions"]\n')
+    assert "Known names: starts, owns_table, skip" in tidegate("ingest", "d", "--capability", "support/answer", "--set", folders).stderr
 
 
 def test_a_tag_without_a_value_is_refused(app: SimpleNamespace) -> None:

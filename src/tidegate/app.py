@@ -73,6 +73,7 @@ from tidegate.retrieval.embedder_client import EmbedderClient
 from tidegate.retrieval.ingest import IngestReport, Progress
 from tidegate.retrieval.ingest import ingest as ingest_paths
 from tidegate.retrieval.search import Search
+from tidegate.retrieval.structure import Rules
 from tidegate.settings import Settings
 from tidegate.stores.drain import Drain
 from tidegate.stores.migrate import migrate
@@ -632,7 +633,7 @@ def migrate_store(settings: Settings) -> list[str]:
 
 async def ingest(
     settings: Settings, paths: Sequence[Path], *, collection: str, tags: Mapping[str, str], base: Path | None, prune: bool,
-    progress: Callable[[Progress], None],
+    rules: Rules | None, progress: Callable[[Progress], None],
 ) -> IngestReport:
     """`tidegate ingest`: into the database of the settings, or of the `tidegate up` that runs on this machine."""
     reached = reach(settings)
@@ -641,7 +642,7 @@ async def ingest(
             raise SettingsError("There is no embedder.", hint='Set embedder.socket, or embedder.mode = "in_process".')
         return await ingest_paths(
             paths, collection=collection, tags=tags, embedder=embedder, store=store, base=base, progress=progress, prune=prune,
-            settings=settings.retrieval,
+            settings=settings.retrieval, rules=rules,
         )
 
 

@@ -11,11 +11,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from tidegate.core.errors import StoreDown
+from tidegate.core.errors import SettingsError, StoreDown
 from tidegate.core.ports import Vectors
 from tidegate.retrieval import ingest as ingest_module
 from tidegate.retrieval.ingest import IngestReport, Progress, ingest
 from tidegate.retrieval.settings import RetrievalSettings
+from tidegate.retrieval.structure import Rules
 from tidegate.stores.systems.memory import Memory
 
 COLLECTION = "policies"
@@ -98,9 +99,9 @@ async def test_what_did_not_change_is_left_alone(run: Run, embedder: Embedder, f
     assert (len(report.unchanged), report.stored, len(embedder.embedded)) == (2, [], before)
 
 
-@pytest.mark.parametrize("change", ["bytes", "tags", "model", "settings"])
+@pytest.mark.parametrize("change", ["bytes", "tags", "model", "settings", "rules"])
 async def test_what_decides_the_passages_makes_a_document_new(run: Run, embedder: Embedder, folder: Path, change: str) -> None:
-    """Other bytes, tags, another model or another passage size: the document is stored again."""
+    """Other bytes, tags, another model, another passage size or other rules: the document is stored again."""
     file = folder / "claims.md"
     await run(file)
     options: dict[str, Any] = {}
@@ -110,6 +111,8 @@ async def test_what_decides_the_passages_makes_a_document_new(run: Run, embedder
         options["tags"] = {"year": "2026"}
     elif change == "model":
         embedder.model = "another"
+    elif change == "rules":
+        options["rules"] = Rules(skip=["index"])
     else:
         options["settings"] = RetrievalSettings(passage_tokens=100)
     assert len((await run(file, **options)).stored) == 1
@@ -126,12 +129,12 @@ async def test_a_bad_file_stops_nobody(run: Run, store: Memory, folder: Path) ->
     """A broken file is reported with its reason, the rest is stored, and a suffix that nobody reads is skipped with the known ones."""
     (folder / "broken.pdf").write_bytes(b"%PDF-1.7 and then nothing")
     (folder / "photo.pdf").write_bytes(b"\xff\xd8\xff\xe0")
-    (folder / "sheet.xlsx").write_bytes(b"PK")
+    (folder / "slides.pptx").write_bytes(b"PK")
     report = await run(folder)
     assert len(report.stored) == 2
     assert names(report.failed) == ["broken.pdf", "photo.pdf"]
     assert "JPEG" in report.failed[1][1]
-    assert names(report.skipped) == ["sheet.xlsx"]
+    assert names(report.skipped) == ["slides.pptx"]
     assert ".pdf" in report.skipped[0][1]
 
 
@@ -156,6 +159,29 @@ async def test_a_file_over_the_bound_is_refused(run: Run, folder: Path) -> None:
     (folder / "claims.md").write_bytes(b"a" * (1 << 20) + b"b")
     report = await run(folder, settings=RetrievalSettings(max_file_mib=1))
     assert "retrieval.max_file_mib" in report.failed[0][1]
+
+
+async def test_a_gigabyte_in_one_line_is_refused_unread(run: Run, folder: Path) -> None:
+    """The size is looked at before the file is: the one file costs nothing, and the rest is stored."""
+    with (folder / "line.csv").open("wb") as file:
+        file.truncate(1 << 30)
+    report = await run(folder)
+    assert [(Path(path).name, "more than 64 MiB" in why) for path, why in report.failed] == [("line.csv", True)]
+    assert len(report.stored) == 2
+
+
+async def test_rules_are_obeyed_and_noted(run: Run, folder: Path) -> None:
+    """A section that the domain skips makes no passage, and the report says so."""
+    (folder / "claims.md").write_text("# Claims\n\nReport it.\n\n## Index\n\nwords\n")
+    report = await run(folder / "claims.md", rules=Rules(skip=["index"]))
+    assert (report.passages, [note for _, note in report.notes]) == (1, ["The section 'Index' was skipped (1 blocks), as structure.toml says."])
+
+
+async def test_ocr_that_is_not_installed_ends_the_run_before_it_begins(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read, and the error names the program."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SettingsError, match="no such program"):
+        await run(folder, settings=RetrievalSettings(ocr="tesseract"))
 
 
 async def test_hidden_files_are_skipped_unless_named(run: Run, folder: Path) -> None:

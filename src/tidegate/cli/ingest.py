@@ -15,11 +15,16 @@ from tidegate.cli.options import settings_from, settings_options
 
 if TYPE_CHECKING:
     from tidegate.retrieval.ingest import IngestReport, Progress
+    from tidegate.retrieval.structure import Rules
+    from tidegate.settings import Settings
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
-@click.option("--collection", help="The collection (default: retrieval.collection).")
+@click.option("--collection", help="The collection (default: the capability's, else retrieval.collection).")
+@click.option(
+    "--capability", metavar="GROUP/NAME", help="Read as this capability's structure.toml says, into the collection that it searches."
+)
 @click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag for every document; searches may filter on it.")
 @click.option(
     "--base", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
@@ -30,8 +35,8 @@ if TYPE_CHECKING:
 @settings_options
 @click.pass_context
 def ingest(
-    ctx: click.Context, paths: tuple[Path, ...], collection: str | None, tags: tuple[str, ...], base: Path | None, prune: bool, as_json: bool,
-    config: Path | None, sets: tuple[str, ...],
+    ctx: click.Context, paths: tuple[Path, ...], collection: str | None, capability: str | None, tags: tuple[str, ...], base: Path | None,
+    prune: bool, as_json: bool, config: Path | None, sets: tuple[str, ...],
 ) -> None:
     """Read documents into a collection: PDF, Word, Excel, HTML, Markdown, CSV, text; unchanged ones are skipped, a bad one does not stop the rest."""
     settings = settings_from(config, sets)
@@ -39,8 +44,10 @@ def ingest(
     from tidegate import app
 
     with _progress(quiet=as_json) as progress:
-        into = collection or settings.retrieval.collection
-        report = asyncio.run(app.ingest(settings, paths, collection=into, tags=wanted, base=base, prune=prune, progress=progress))
+        its_own, rules = _of_capability(settings, capability) if capability else (settings.retrieval.collection, None)
+        report = asyncio.run(
+            app.ingest(settings, paths, collection=collection or its_own, tags=wanted, base=base, prune=prune, rules=rules, progress=progress)
+        )
     if as_json:
         import msgspec
 
@@ -48,6 +55,21 @@ def ingest(
     else:
         _say_report(report)
     ctx.exit(1 if report.failed else 0)
+
+
+def _of_capability(settings: Settings, name: str) -> tuple[str, Rules | None]:
+    """The collection that it searches, and its rules, where it has some. Raises SettingsError."""
+    from tidegate.core.errors import SettingsError
+    from tidegate.core.plugins import nearest
+    from tidegate.pipeline.capability import load_all
+    from tidegate.retrieval.structure import FILE, read_rules
+
+    folders = settings.capabilities.folders or [str(Path(__file__).parents[1] / "examples" / "capabilities")]
+    known = load_all(folders, settings.budgets)
+    if name not in known:
+        raise SettingsError(f"There is no capability {name!r} in {', '.join(folders)}.", hint=nearest(name, known))
+    files = [file for folder in folders if (file := Path(folder).expanduser() / name / FILE).exists()]
+    return known[name].manifest.retrieve.collection, read_rules(files[0]) if files else None
 
 
 def pair(tag: str) -> tuple[str, str]:

@@ -90,7 +90,9 @@ def _sections(loaded: Loaded, size: Size) -> Iterator[Section]:
             yield from flush()
             path = [*((level, text) for level, text in path if level < block.level), (block.level, block.text)]
         elif block.kind == "table":
-            caption = pending.pop() if pending and _is_caption(pending[-1].text) else Block("")
+            caption = Block(block.caption)
+            if not block.caption and pending and _is_caption(pending[-1].text):
+                caption = pending.pop()
             yield from flush()
             yield _table(block, caption, _heading(path, loaded.title), size)
         else:

@@ -17,11 +17,12 @@ import numpy as np
 from tidegate.core.document import Document, NewPassage
 from tidegate.core.errors import BadRequest, DocumentUnreadable
 from tidegate.core.ports import DocumentStore, Embedder, Vectors
-from tidegate.retrieval import chunk, language, ocr
+from tidegate.retrieval import chunk, language, ocr, structure
 from tidegate.retrieval.load import Loader
 from tidegate.retrieval.load_child import by_suffix
 from tidegate.retrieval.loaded import Bounds, Loaded
 from tidegate.retrieval.settings import RetrievalSettings
+from tidegate.retrieval.structure import Rules
 from tidegate.retrieval.walk import walk
 
 #: Raised by one when a loader makes other blocks of the same bytes than before.
@@ -73,13 +74,14 @@ async def ingest(
     base: Path | None = None,
     prune: bool = False,
     settings: RetrievalSettings | None = None,
+    rules: Rules | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> IngestReport:
     """Read what is under `paths` into `collection`.
 
     `tags` win over a document's own, which win over the detected `lang`. `base`: documents are named by their path relative to it (so that
     the same folder elsewhere gives the same names); without it by their absolute path. `prune`: also remove documents whose file is gone.
-    `settings`: bounds of a file, size of a passage.
+    `settings`: bounds of a file, size of a passage. `rules`: what the domain knows of its documents.
     Raises StoreDown where the store or the embedder cannot be reached: documents stored before that stay, and the next run goes on there;
     SettingsError where OCR is set and not installed.
     """
@@ -92,7 +94,7 @@ async def ingest(
         await asyncio.to_thread(ocr.check, settings.ocr_languages)
     size = chunk.Size(settings.passage_tokens, settings.passage_overlap)
     async with Loader(_bounds(settings)) as loader:
-        job = _Job(collection, dict(tags or {}), base, size, embedder, store, loader, report)
+        job = _Job(collection, dict(tags or {}), base, size, embedder, store, loader, report, rules)
         for done, path in enumerate(found.files):
             said = Progress(done, len(found.files), str(path), "reading")
             progress(said)
@@ -127,6 +129,7 @@ class _Job:
     store: DocumentStore
     loader: Loader
     report: IngestReport
+    rules: Rules | None
 
     async def document(self, path: Path, said: Progress, progress: Callable[[Progress], None]) -> Step:
         """One document, from file to store. Never raises what the file can cause; raises StoreDown."""
@@ -147,6 +150,8 @@ class _Job:
         self, path: Path, source: str, size_bytes: int, sha256: str, loaded: Loaded, said: Progress, progress: Callable[[Progress], None]
     ) -> Step:
         loaded = msgspec.structs.replace(loaded, title=loaded.title[:TITLE_CHARS])
+        if self.rules is not None:
+            loaded = structure.apply(loaded, self.rules)
         passages = await chunk.chunk(loaded, self.embedder.count_tokens, self.size)
         if not passages:  # whatever the loader took for a block
             raise DocumentUnreadable("The document holds no text.")
@@ -166,6 +171,7 @@ class _Job:
         versions = (
             LOADERS_VERSION, chunk.VERSION, self.size.tokens, self.size.overlap, self.embedder.model,
             *((self.loader.bounds.ocr, self.loader.bounds.ocr_languages) if self.loader.bounds.ocr != "off" else ()),
+            *((self.rules.model_dump(),) if self.rules is not None else ()),
         )  # fmt: skip
         return hashlib.sha256(msgspec.json.encode([content_sha256, versions, sorted(self.tags.items())])).hexdigest()
 

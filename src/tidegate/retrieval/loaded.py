@@ -38,6 +38,8 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
     level: int = 0
     boxes: list[Box] = []
     part: Part = "body"
+    #: Of a table, where it is known to have one: what every passage of it repeats.
+    caption: str = ""
 
     @property
     def page(self) -> int | None:
