@@ -62,7 +62,7 @@ from tidegate.local.listener import url_of
 from tidegate.local.workers import Workers
 from tidegate.pipeline.capability import Capability, load_all
 from tidegate.pipeline.control import Ban, Control
-from tidegate.pipeline.entrance import Entrance, settings_of
+from tidegate.pipeline.entrance import Entrance, settings_of, v1_door
 from tidegate.pipeline.ladder import Ladder
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.retry import WORDS as BUDGET_WORDS
@@ -345,11 +345,11 @@ class Gateway:
             self.fleet, control=watching, max_resumes=generation.max_resumes, resume_wait_s=generation.resume_wait_s, retries=parts.retries,
             gate=self.gate,
         )
-        entrance = Entrance(settings.door) if settings.door.v1 else None
+        at_v1, unread = v1_door(settings.door)
         hot: dict[str, Route] = {
-            "/v1/chat/completions": GenerationRoute("chat", limits, generate, entrance, fitting),
-            "/v1/completions": GenerationRoute("completion", limits, generate, entrance, fitting),
-            "/v1/embeddings": EmbeddingRoute(limits, self.embedder),
+            "/v1/chat/completions": GenerationRoute("chat", limits, generate, at_v1, fitting),
+            "/v1/completions": GenerationRoute("completion", limits, generate, at_v1, fitting),
+            "/v1/embeddings": EmbeddingRoute(limits, self.embedder, unread),
             "/v1/models": models_route(self.fleet),
             STREAMS: streams_route,
         }

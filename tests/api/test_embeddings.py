@@ -15,6 +15,8 @@ from tidegate.api.control import NewKey, make_key
 from tidegate.api.exchange import Exchange, House
 from tidegate.api.openai import EmbeddingRoute
 from tidegate.core.ports import Vectors
+from tidegate.guard.settings import DoorSettings
+from tidegate.pipeline.entrance import Entrance, v1_door
 from tidegate.stores.systems.memory import Memory
 
 
@@ -32,11 +34,30 @@ class Embedder:
 @pytest.mark.parametrize(("dimensions", "status"), [(None, 200), (384, 200), (10, 400), (0, 400), (-1, 400), (10**30, 400)])
 async def test_other_dimensions_are_refused(dimensions: int | None, status: int) -> None:
     """A number of dimensions that the model does not have is an error, not silently another answer."""
+    sent = await ask({"input": "x", "dimensions": dimensions})
+    assert sent[0]["status"] == status
+    if status == 400:
+        assert json.loads(sent[1]["body"])["error"]["param"] == "dimensions"
+
+
+@pytest.mark.parametrize(("action", "status"), [("mark", 200), ("refuse", 400)])
+async def test_the_door_looks_at_what_is_embedded(action: str, status: int) -> None:
+    """A text with a control character is marked in the header, or refused by its place in the input."""
+    door = v1_door(DoorSettings.model_validate({"control": action}))[1]
+    sent = await ask({"input": ["x", "a\x07b"]}, door)
+    assert sent[0]["status"] == status
+    if status == 400:
+        assert json.loads(sent[1]["body"])["error"]["param"] == "input[1]"
+    else:
+        assert (b"x-tidegate-door", b"control") in sent[0]["headers"]
+
+
+async def ask(fields: dict[str, Any], door: Entrance | None = None) -> list[dict[str, Any]]:
     store = Memory()
     key, record = make_key(NewKey.model_validate({"tenant": "default"}))
     await store.add_key(record)
     house = House(KeyRing(store, {}, refresh_s=1.0), [], b"secret", lambda flight_id, text: b"", 1000, 10.0)
-    body = json.dumps({"input": "x", "dimensions": dimensions}).encode()
+    body = json.dumps(fields).encode()
     incoming: list[dict[str, Any]] = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
     sent: list[dict[str, Any]] = []
 
@@ -47,7 +68,5 @@ async def test_other_dimensions_are_refused(dimensions: int | None, status: int)
         sent.append(message)
 
     scope = {"path": "/v1/embeddings", "method": "POST", "headers": [(b"authorization", b"Bearer " + key.encode())]}
-    await Exchange(house, scope, receive, send).run(EmbeddingRoute(Limits(), Embedder()))
-    assert sent[0]["status"] == status
-    if status == 400:
-        assert json.loads(sent[1]["body"])["error"]["param"] == "dimensions"
+    await Exchange(house, scope, receive, send).run(EmbeddingRoute(Limits(), Embedder(), door))
+    return sent

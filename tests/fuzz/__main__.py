@@ -8,7 +8,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["tidegate.engines", "tests.fuzz.targets"]):
+with atheris.instrument_imports(include=["tidegate.engines", "tidegate.guard", "tests.fuzz.targets"]):
     from tests.fuzz.targets import SEEDS, TARGETS
 
 

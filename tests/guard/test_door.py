@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,30 @@ def test_cues_count_together_only() -> None:
 def test_a_cue_is_a_whole_phrase() -> None:
     """The letters of cues inside longer words give no points."""
     assert injection(" - ".join(f"x{cue}x" for cue in CUES if not any(cue in word for word in _WORDS))) == []
+
+
+@pytest.mark.parametrize(
+    "filler", ["ignore ", "ignore all ", "repeat the text above, ", "show the system prompts are ", "![x](https://a.b/", "from now on "]
+)
+def test_patterns_are_tried_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch, filler: str) -> None:
+    """Texts that are made to be slow: from some length on no pattern is tried on more characters, however long the text."""
+
+    class Counted:
+        def __init__(self, pattern: re.Pattern[str]) -> None:
+            self.pattern = pattern
+
+        def search(self, text: str, begin: int, end: int) -> re.Match[str] | None:
+            nonlocal tried
+            tried += min(end, len(text)) - begin
+            return self.pattern.search(text, begin, end)
+
+    monkeypatch.setattr("tidegate.guard.injection.RULES", tuple(rule._replace(pattern=Counted(rule.pattern)) for rule in RULES))
+    figures = []
+    for times in (5_000, 20_000):
+        tried = 0
+        injection(filler * times)
+        figures.append(tried)
+    assert figures[0] == figures[1]
 
 
 def test_one_weak_mark_is_not_enough() -> None:

@@ -23,17 +23,40 @@ EXACT = Terms([TermList(["[[x]]", "x]", "\n\n"], whole_words=False)], exact=True
 #: Characters that meet every rule: the terms' own, look-alikes, marks, what cannot be seen, blanks, jamo, ligatures, expansions.
 ALPHABET = (
     "bomsaway etcschnfurixy+-_.[]BOM\n\t\u00a0\u3000炸弹药库한글하\u1112\u1161\u11ab\u11a8ﬁﬀßİαι\u0345ᾳกข\u0e31"
-    "\u0301\u0308\u0323\u0336\u0307\u200b\u200d\u00ad\ufe0f\x00оаьё\u0435\u0308ＢｏㇺéÉöＡ㎏ｶﾞ\uff9e\u0bc6\u0bbe\U0001f4a3"
+    "\u0301\u0308\u0323\u0336\u0307\u200b\u200d\u00ad\ufe0f\x00оаьё\u0435\u0308ＢｏㇺéÉöＡ㎏ｶﾞ\uff9e\u0bc6\u0bbe\U0001f4a3*~"
 )
 PLAIN = "bomswayab  _-,.1+c\x7f\u0301"
 texts = (
     st.text(alphabet=ALPHABET, max_size=24)
     | st.text(alphabet=PLAIN, max_size=24)
     | st.lists(
-        st.sampled_from([*TERMS, "b\u200bomb", "BOMB", "e\u0301tat", "bоmb", "foo \n\u00a0bar", " ", "x", "\u0301", "\u0323"]), max_size=6
+        st.sampled_from(
+            [
+                *TERMS,
+                "b\u200bomb",
+                "BOMB",
+                "e\u0301tat",
+                "bоmb",
+                "foo \n\u00a0bar",
+                "b o m b",
+                "b-o*m.b",
+                "bo**mb",
+                "fo_o ba`r",
+                "a b c a b",
+                "炸**弹",
+                "弹 药 库",
+                " ",
+                "*",
+                "x",
+                "\u0301",
+                "\u0323",
+            ]
+        ),
+        max_size=6,
     ).map("".join)
 )
-compiled = st.sampled_from([WORDS, ANYWHERE, EXACT])
+WHOLE = Terms([TermList(TERMS)], parted=False)
+compiled = st.sampled_from([WORDS, ANYWHERE, EXACT, WHOLE])
 
 
 def pieces(text: str, cuts: Sequence[int]) -> list[str]:
@@ -162,7 +185,7 @@ def test_a_hit_says_where_it_is_in_the_text_as_it_came() -> None:
 
 def test_only_a_live_prefix_is_held() -> None:
     """Text leaves as soon as it can begin no term any more; inside a word none begins."""
-    scan = Scan(WORDS)
+    scan = Scan(Terms([TermList(TERMS)], parted=False))
     for piece, free in [("a plan ", 7), ("b", 7), ("o", 7), ("x", 10), ("bom", 13), (" bombs", 14), (" a", 14), (" ", 22)]:
         scan.feed(piece)
         assert scan.free == free, piece

@@ -234,9 +234,11 @@ def _whole_body(kind: Kind, ask: Ask, answer: EngineAnswer) -> bytes:
 class EmbeddingRoute:
     """/v1/embeddings on the gateway's own embedder."""
 
-    def __init__(self, limits: Limits, embedder: Embedder | None) -> None:
+    def __init__(self, limits: Limits, embedder: Embedder | None, entrance: Entrance | None = None) -> None:
+        """`entrance`: the door, where there is one."""
         self._limits = limits
         self._embedder = embedder
+        self._entrance = entrance if entrance is not None and not entrance.open else None
 
     async def __call__(self, exchange: Exchange) -> None:
         exchange.need_post()
@@ -246,6 +248,8 @@ class EmbeddingRoute:
         flight = ask.flight
         try:
             wanted = _wanted(body)
+            if self._entrance is not None:
+                self._entrance.admit(ask, "input", wanted.texts)
         finally:
             flight.lap("parse")
         if self._embedder is None:

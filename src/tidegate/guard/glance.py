@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from tidegate.guard.normal import extends, simple_form
+from tidegate.guard.parted import may_be_parted
 from tidegate.guard.road import Road
 
 _WORD = re.compile(r"[0-9a-z]+")
@@ -14,7 +15,7 @@ _WORD = re.compile(r"[0-9a-z]+")
 class Glance:
     """Knows how terms begin. It may doubt a text that holds none, for the scan to decide; it never passes one that holds a term."""
 
-    __slots__ = ("_heads", "_places", "_roads", "_words")
+    __slots__ = ("_heads", "_parted", "_places", "_roads", "_words")
 
     def __init__(self) -> None:
         #: First words, up to where a character follows that is no letter or figure of ASCII, of terms that begin where a word begins.
@@ -23,6 +24,7 @@ class Glance:
         self._heads: set[str] = set()
         self._places: re.Pattern[str] | None = None
         self._roads: Mapping[str, Road] = {}
+        self._parted = False
 
     def add(self, folded: str, flags: int) -> None:
         """The next term's normal form; `flags`: 1 where it counts only at a word's begin, 2 only at a word's end."""
@@ -32,8 +34,9 @@ class Glance:
         else:
             self._heads.add(folded[:2])
 
-    def close(self, roads: Mapping[str, Road]) -> None:
-        """All terms were added; `roads` are theirs, by first character."""
+    def close(self, roads: Mapping[str, Road], *, parted: bool = False) -> None:
+        """All terms were added; `roads` are theirs, by first character; `parted`: they are looked for also where their letters are parted."""
+        self._parted = parted and bool(roads)
         self._roads = roads
         if self._heads:
             self._places = re.compile(f"[{''.join(re.escape(first) for first in sorted({head[0] for head in self._heads}))}]")
@@ -41,7 +44,7 @@ class Glance:
     def clears(self, text: str) -> bool:
         """Whether it is certain that the whole text holds no term."""
         norm = simple_form(text)
-        if norm is None:
+        if norm is None or (self._parted and may_be_parted(norm)):
             return False
         words, heads = self._words, self._heads
         if words and not words.isdisjoint(_WORD.findall(norm)):

@@ -18,6 +18,11 @@ class GuardSettings(Section):
     whole_words: bool = Field(
         True, description="Terms count as whole words; in scripts without blanks between words, anywhere. false: every term counts anywhere."
     )
+    parted_letters: bool = Field(
+        True,
+        description="Terms are found also where their letters are spelled singly (b a n) or emphasis stands between them (b**an**). "
+        "Holds for the lists of capabilities too.",
+    )
     on_term: Literal["step_back", "stop"] = Field(
         "step_back",
         description="`step_back`: the model goes on from before the term, its beginning forbidden; `stop`: the answer ends as content_filter.",
@@ -26,13 +31,18 @@ class GuardSettings(Section):
 
 
 class DoorSettings(Section):
-    """`[door]` of tidegate.toml, for every request to a capability, and where `v1` says so to /v1: what its texts may hold. `pass` looks for
-    nothing, `mark` lets it pass and tells of it in the flight and in the header `x-tidegate-door`, `refuse` is an error 400. A capability may say
+    """`[door]` of tidegate.toml, for every request to a capability, and to /v1 as `v1` and `v1_injection` say: what its texts may hold. `pass` looks
+    for nothing, `mark` lets it pass and tells of it in the flight and in the header `x-tidegate-door`, `refuse` is an error 400. A capability may say
     otherwise in its capability.toml."""
 
     v1: bool = Field(
+        True,
+        description="Whether requests to /v1 are looked at too, embeddings among them. A usual prompt takes 1 us, one of 200 kB 0.2 ms.",
+    )
+    v1_injection: bool = Field(
         False,
-        description="Whether requests to /v1 are looked at too. A usual prompt takes 2 us, one of 200 kB up to 10 ms in which nobody else is served.",
+        description="Whether phrases of injection are looked for at /v1 too. A prompt of 500 characters takes 6 us, one of 200 kB up to 4 ms in "
+        "which nobody else is served; turns seen before take nothing again.",
     )
     max_chars: int = Field(0, ge=0, description="Most characters of all texts of a request together; 0: as many as server.max_body_bytes allows.")
     max_depth: int = Field(MAX_DEPTH, ge=1, le=MAX_DEPTH, description="How deep lists and objects may lie in each other.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tidegate.guard.parted import EMPHASIS, readings
 from tidegate.guard.road import Road
 
 #: Characters remembered of one step: blanks, signs and the alphabet.
@@ -11,10 +12,13 @@ MOST_ENDS = 64
 
 
 class Tail(NamedTuple):
-    """A prefix of terms that a text ends with, and the way on from it."""
+    """A prefix of terms that a text ends with, and the way on from it. `begins`: no word goes on to where it begins; `parted`: its letters are
+    parted, or may be."""
 
     text: str
     road: Road
+    begins: bool
+    parted: bool
 
     def dies(self, norm: str) -> bool:
         """Whether what follows makes no term of it, nor may."""
@@ -28,7 +32,9 @@ class Tail(NamedTuple):
             for length in road.lengths:
                 if size < length <= far and road.number_of(rest[:length], None) is not None:
                     return False
-        return True
+        if not self.parted and not (road.parted and not EMPHASIS.isdisjoint(rest[: far + 1])):
+            return True
+        return not any(reading.lives(road) or any(end > size for end, _ in reading.terms(road)) for reading in readings(rest, self.begins, road))
 
 
 _NONE_YET: frozenset[str] = frozenset()
@@ -61,7 +67,7 @@ class Step:
         first, ends = then.first, True
         for tail in self.tails:
             size = len(tail.text)
-            if tail.road.longest_prefix(tail.text + first) > size:
+            if tail.parted or (first in EMPHASIS and tail.road.parted) or tail.road.longest_prefix(tail.text + first) > size:
                 ends = False
                 if not tail.dies(then.norm):
                     return False

@@ -24,6 +24,7 @@ from tidegate.guard.normal import (
     look_up,
     word_pattern,
 )
+from tidegate.guard.parted import BETWEEN, EMPHASIS, Reading, is_word, may_spell, readings
 from tidegate.guard.road import Road
 from tidegate.guard.step import NO_STEP, Step, Tail
 
@@ -73,11 +74,12 @@ class Terms:
     the live prefix; walking from the few places where a term may begin tells both.
     """
 
-    __slots__ = ("count", "exact", "flags", "glance", "longest", "only_words", "roads", "sha256", "start", "steps")
+    __slots__ = ("count", "exact", "flags", "glance", "longest", "only_words", "parted", "roads", "sha256", "start", "steps")
 
-    def __init__(self, lists: Sequence[TermList], *, exact: bool = False) -> None:
-        """About 5 us and 500 bytes a term."""
+    def __init__(self, lists: Sequence[TermList], *, exact: bool = False, parted: bool = True) -> None:
+        """About 5 us and 500 bytes a term. `parted`: also where the letters are spelled singly or emphasis stands between them."""
         self.exact = exact
+        self.parted = parted and not exact
         glance = Glance()
         self.flags = bytearray()
         digest = hashlib.sha256()
@@ -112,10 +114,12 @@ class Terms:
                     glance.add(folded, flags)
         #: By first character.
         self.roads: dict[str, Road] = {
-            first: Road(tries[ord(first) >> 6].longest_prefix, tries[ord(first) >> 6].get, tuple(sorted(lengths[first])), first not in anywhere)
+            first: Road(
+                tries[ord(first) >> 6].longest_prefix, tries[ord(first) >> 6].get, tuple(sorted(lengths[first])), first not in anywhere, self.parted
+            )
             for first in lengths
         }
-        glance.close(self.roads)
+        glance.close(self.roads, parted=self.parted)
         #: For whole texts.
         self.glance = glance
         #: Whether no term that begins with a letter or figure of ASCII may begin inside a word.
@@ -213,7 +217,8 @@ class Scan:
         self._open_len = step.open_len  # ... how long its normal form is ...
         self._marks = 0  # ... and how many marks it has
         self._unseen = 0
-        self._pending: list[Hit] = []  # terms at the very end: what comes next says whether they end there
+        #: Terms at the very end: what comes next says whether they end there; and whether no word may go on there in any case.
+        self._pending: list[tuple[Hit, bool]] = []
         self._step = None
 
     def _as_step(self) -> Step | None:
@@ -222,14 +227,21 @@ class Scan:
         if self._pending or self._marks or self._unseen:
             return None
         terms, window, base, fed = self.terms, self.window, self._base, self._fed
-        step = Step(terms.steps[BLANK_BEFORE if self._open.isspace() else WORD_BEFORE if window and _is_word(window[-1]) else ELSE])
+        step = Step(terms.steps[BLANK_BEFORE if self._open.isspace() else WORD_BEFORE if window and is_word(window[-1]) else ELSE])
         step.held = fed - self.free
         step.window, step.open, step.open_len = window, self._open, self._open_len
         step.spans = tuple([(begin - base, place - fed) for begin, place in self._spans])
         if self._alive:
             step.alive = tuple([at - base for at in self._alive])
-            step.tails = tuple([Tail(window[at:], terms.roads[window[at]]) for at in step.alive])
+            step.tails = tuple([self._as_tail(at) for at in step.alive])
         return step
+
+    def _as_tail(self, at: int) -> Tail:
+        window = self.window
+        text = window[at:]
+        begins = not (at and is_word(window[at - 1]))
+        parted = self.terms.parted and (not EMPHASIS.isdisjoint(text) or (begins and may_spell(text)))
+        return Tail(text, self.terms.roads[window[at]], begins, parted)
 
     def _feed(self, text: str) -> Hit | None:
         terms = self.terms
@@ -273,9 +285,9 @@ class Scan:
 
     def finish(self) -> Hit | None:
         """The text ends here: a term at its very end is a hit, and all that was held is free."""
-        for hit in sorted(self._pending) if self._step is None else ():
+        for hit, _ in sorted(self._pending) if self._step is None else ():
             before = hit.start - self._base - 1
-            if not (self.terms.flags[hit.term] & 1 and before >= 0 and _is_word(self.window[before])):
+            if not (self.terms.flags[hit.term] & 1 and before >= 0 and is_word(self.window[before])):
                 return self._hit(hit)
         self.free = self._fed
         return None
@@ -358,7 +370,7 @@ class Scan:
 
     def _is_one_word(self, norm: str, old: int) -> bool:
         """Whether the piece is letters only, behind a letter: no term begins there, and none has begun."""
-        return old > 0 and norm.isascii() and norm.isalnum() and _is_word(self.window[old - 1])
+        return old > 0 and norm.isascii() and norm.isalnum() and is_word(self.window[old - 1])
 
     def _walk(self, old: int, tail: int) -> Hit | None:
         """From each place where a term has begun or may begin: does it end here, does it live on?"""
@@ -375,11 +387,22 @@ class Scan:
             places.extend(range(old, tail))
         for at in places:
             road = roads.get(window[at])
-            if road is None or (at >= old and road.at_words and at and _is_word(window[at - 1])):
+            if road is None or (at >= old and road.at_words and at and is_word(window[at - 1])):
                 continue
             rest = window[at:] if at else window
             far = road.longest_prefix(rest)
-            if far >= until - at:
+            lives = far >= until - at
+            if road.parted and not BETWEEN.isdisjoint(rest[: far + 1]):
+                begins = not (at and is_word(window[at - 1]))
+                others = readings(rest, begins, road)
+                for other in others:
+                    found = self._first_of(other, road, base + at, old - at)
+                    if found is not None and (best is None or (found.end, found.start) < (best.end, best.start)):
+                        best = found
+                if not lives:
+                    now = others if until == tail else readings(rest[: until - at], begins, road)
+                    lives = any(other.lives(road) for other in now)
+            if lives:
                 alive.append(base + at)
             if far >= road.lengths[0]:
                 for length in road.lengths:
@@ -392,27 +415,35 @@ class Scan:
         self._alive = alive
         return None if best is None else self._hit(best)
 
-    def _judge(self, hit: Hit) -> Hit | None:
+    def _first_of(self, reading: Reading, road: Road, at: int, old: int) -> Hit | None:
+        """The first term of another reading of what follows a place, if it ends in what is new."""
+        for end, number in reading.terms(road):
+            if end > old and (found := self._judge(Hit(at, at + end, number), reading.strict)) is not None:
+                return found
+        return None
+
+    def _judge(self, hit: Hit, strict: bool = False) -> Hit | None:
         if self.terms.exact:
             return hit
         if hit.end == self._end:
-            self._pending.append(hit)
+            self._pending.append((hit, strict))
             return None
-        return hit if self._ends(hit) else None
+        return hit if self._ends(hit, strict) else None
 
-    def _ends(self, hit: Hit) -> bool:
+    def _ends(self, hit: Hit, strict: bool) -> bool:
         """Whether a term that ended before what is there now ends as a term does, its beginning judged likewise."""
-        after = self.window[hit.end - self._base]
+        end = hit.end - self._base
+        last, after = self.window[end - 1], self.window[end]
         flags = self.terms.flags[hit.term]
-        if extends(after) or (flags & 2 and _is_word(after)):
+        if extends(after) or ((flags & 2 or (strict and is_word(last))) and is_word(after)):
             return False
         before = hit.start - self._base - 1
-        return not (flags & 1 and before >= 0 and _is_word(self.window[before]))
+        return not (flags & 1 and before >= 0 and is_word(self.window[before]))
 
     def _settle(self) -> Hit | None:
         """Terms at the end of what was there: do they end there?"""
-        for hit in sorted(self._pending):
-            if self._ends(hit):
+        for hit, strict in sorted(self._pending):
+            if self._ends(hit, strict):
                 return self._hit(hit)
         self._pending.clear()
         return None
@@ -421,10 +452,6 @@ class Scan:
         start = self._place(hit.start)
         self.free = start
         return Hit(start, self._fed if hit.end >= self._end else self._place(hit.end), hit.term)
-
-
-def _is_word(character: str) -> bool:
-    return character.isalnum() if character.isascii() else word_pattern().match(character) is not None
 
 
 def _marks_what_was(text: str) -> bool:

@@ -44,14 +44,15 @@ class Ban:
     terms: Terms | None = None
     on_term: OnTerm = "step_back"
     max_step_backs: int = 3
+    parted_letters: bool = True
 
     @classmethod
     def of(cls, settings: GuardSettings) -> Ban:
         """Raises SettingsError for a terms file that cannot be read."""
         if not settings.terms_file:
-            return cls(on_term=settings.on_term, max_step_backs=settings.max_step_backs)
+            return cls(on_term=settings.on_term, max_step_backs=settings.max_step_backs, parted_letters=settings.parted_letters)
         lists = (TermList(read_terms(Path(settings.terms_file).expanduser()), settings.whole_words),)
-        return cls(lists, Terms(lists), settings.on_term, settings.max_step_backs)
+        return cls(lists, Terms(lists, parted=settings.parted_letters), settings.on_term, settings.max_step_backs, settings.parted_letters)
 
 
 class Control:

@@ -93,9 +93,21 @@ class Entrance:
 
 
 _SAYS: dict[Kind, str] = {
-    "control": "control characters", "invisible": "characters that cannot be seen or that reorder the text", "encoding": "what is no text",
-    "blob": "encoded data", "repetition": "one passage over and over", "injection": "marks of prompt injection",
+    "control": "control characters",
+    "invisible": "characters that cannot be seen or that reorder the text",
+    "encoding": "what is no text",
+    "blob": "encoded data",
+    "repetition": "one passage over and over",
+    "injection": "marks of prompt injection",
 }
+
+
+def v1_door(settings: DoorSettings) -> tuple[Entrance | None, Entrance | None]:
+    """The doors of /v1: of prompts, and of texts that are only embedded, which are no orders to anybody. None where it is not wanted."""
+    if not settings.v1:
+        return None, None
+    unread = settings.model_copy(update={"injection": "pass"})
+    return Entrance(settings if settings.v1_injection else unread), Entrance(unread)
 
 
 def settings_of(house: DoorSettings, own: Section) -> DoorSettings:

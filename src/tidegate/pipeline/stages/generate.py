@@ -32,8 +32,16 @@ class GenerateStage:
     name = "generate"
 
     def __init__(
-        self, engines: Engines, *, holds: bool = False, first_token_s: float | None = None, control: Control | None = None, max_resumes: int = 2,
-        resume_wait_s: float = 10.0, retries: Retries | None = None, gate: Gate | None = None,
+        self,
+        engines: Engines,
+        *,
+        holds: bool = False,
+        first_token_s: float | None = None,
+        control: Control | None = None,
+        max_resumes: int = 2,
+        resume_wait_s: float = 10.0,
+        retries: Retries | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """`control`: what watches the answer; `max_resumes`: how often an answer that broke off may go on; `resume_wait_s`: seconds that it waits for
         an engine to come back; `retries`: the budget that all stages share; `gate`: where a hedge needs a slot.
@@ -64,9 +72,7 @@ class GenerateStage:
 
     def _legs(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> Legs:
         emit = None if self._holds else ask.emit
-        return Legs(
-            ask, self._engines, public, engine, call, emit, self._control, max_resumes=self._max_resumes, resume_wait_s=self._resume_wait_s
-        )
+        return Legs(ask, self._engines, public, engine, call, emit, self._control, max_resumes=self._max_resumes, resume_wait_s=self._resume_wait_s)
 
     async def _take_whole(self, ask: Ask, public: str | None, engine: Engine, call: EngineCall) -> None:
         flight = ask.flight
@@ -132,7 +138,10 @@ class GenerateStage:
             return FREE
         wanted = call.body.get("max_completion_tokens") or call.body.get("max_tokens") or 0
         return self._gate.spare(
-            public or DEFAULT, ask.caller, prompt_tokens=estimate_prompt_tokens(call), answer_tokens=wanted if isinstance(wanted, int) else 0,
+            public or DEFAULT,
+            ask.caller,
+            prompt_tokens=estimate_prompt_tokens(call),
+            answer_tokens=wanted if isinstance(wanted, int) else 0,
             capability=ask.capability,
         )
 
@@ -207,15 +216,21 @@ def text_of(batch: list[Chunk]) -> str:
 def build(capability: Capability, parts: Parts) -> Stage:
     """Raises SettingsError where a trigger names a stage that gives nothing."""
     return GenerateStage(
-        parts.engines, holds=not capability.streams, first_token_s=capability.budgets.first_token_s,
-        control=_control(capability, parts), max_resumes=parts.max_resumes, resume_wait_s=parts.resume_wait_s,
-        retries=parts.retries, gate=parts.gate,
+        parts.engines,
+        holds=not capability.streams,
+        first_token_s=capability.budgets.first_token_s,
+        control=_control(capability, parts),
+        max_resumes=parts.max_resumes,
+        resume_wait_s=parts.resume_wait_s,
+        retries=parts.retries,
+        gate=parts.gate,
     )
 
 
 def _control(capability: Capability, parts: Parts) -> Control:
     own, ban = capability.manifest.guard, parts.ban
-    terms = Terms([*ban.lists, TermList(capability.terms, own.whole_words)]) if capability.terms else ban.terms
+    lists = [*ban.lists, TermList(capability.terms, own.whole_words)]
+    terms = Terms(lists, parted=ban.parted_letters) if capability.terms else ban.terms
     return Control(
         terms,
         on_term=ban.on_term if own.on_term == "as_set" else own.on_term,
