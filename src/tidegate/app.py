@@ -268,8 +268,8 @@ class Gateway:
         while True:
             await asyncio.sleep(_SLOTS_S)
             for (model, tenant), (shared, lane) in self._pools.items():
-                before, slots = shared.held, shared.settle(lane)
-                if slots != before:
+                before, claimed, slots = shared.held, lane.claimed, shared.settle(lane)
+                if (slots, lane.claimed) != (before, claimed):
                     self.gate.resize(model, slots, tenant)
 
     def _sockets(self) -> Path:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tidegate.admission.gate import FREE, Gate, Place
+from tidegate.admission.pool import Pool, words_for
 from tidegate.admission.settings import AdmissionSettings
 from tidegate.core.ask import Caller
 from tidegate.core.errors import Busy
+from tidegate.core.memory import Shared as Memory
 
 S = 1_000_000_000
 
@@ -180,3 +184,106 @@ class Machine(RuleBasedStateMachine):
 
 Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestIsolationMachine = Machine.TestCase
+
+
+# -- lent, in several workers
+
+
+class Worker:
+    """One of two workers that share an engine: 4 slots of everybody, 4 of `acme`, which lends."""
+
+    def __init__(self, memory: Memory, worker: int) -> None:
+        mine = copy.copy(memory)
+        mine.join(worker)
+        self.gate = Gate(AdmissionSettings.model_validate({"forecast_s": 600}), {}, clock_ns=lambda: 1)
+        self.pools = {tenant: Pool(mine, number) for number, tenant in enumerate(("", "acme"))}
+        self.lanes = {
+            tenant: self.gate.open(["m"], shared.resize(4, None), tenant, lends=bool(tenant)) for tenant, shared in self.pools.items()
+        }
+        self.places: list[tuple[str, Place]] = []
+
+    def look(self) -> None:
+        """As the gateway does from time to time."""
+        for tenant, shared in self.pools.items():
+            self.gate.resize("m", shared.settle(self.lanes[tenant]), tenant)
+
+    def enter(self, tenant: str) -> Place:
+        self.places.append((tenant, self.gate.enter("m", Caller(f"key of {tenant}", tenant), prompt_tokens=100, answer_tokens=10)))
+        return self.places[-1][1]
+
+    def running(self, tenant: str | None = None) -> int:
+        return running([place for who, place in self.places if tenant in (None, who)])
+
+
+def two_workers() -> list[Worker]:
+    memory = Memory(words_for(2, 2), 2)
+    workers = [Worker(memory, number) for number in range(2)]
+    for _ in range(4):
+        for worker in workers:
+            worker.look()
+    return workers
+
+
+def looks(workers: list[Worker]) -> None:
+    for _ in range(4):
+        for worker in workers:
+            worker.look()
+
+
+def test_what_one_worker_lent_comes_back_for_a_tenant_in_another() -> None:
+    """Slots that its tenant had in the first worker are lent to a flood there. As the flood's requests end, they go to where the tenant waits now,
+    and are not lent again; until then nobody else has them."""
+    workers = first, second = two_workers()
+    begun = [first.enter("acme") for _ in range(3)]
+    looks(workers)
+    for place in begun:
+        place.leave(110)
+    first.places.clear()
+    flood = [first.enter("flood") for _ in range(12)]
+    for _ in range(2):
+        second.enter("flood")
+    looks(workers)
+    lent = first.running() + second.running() - 4
+    assert lent == 2
+    acme = [second.enter("acme") for _ in range(3)]
+    looks(workers)
+    assert first.running() + second.running() <= 8
+    for place in flood[:lent]:
+        place.leave(110)
+        first.places.remove(("flood", place))
+        looks(workers)
+        assert first.running("flood") + second.running() <= 8
+    assert running(acme) == 3, "while others of the flood wait"
+    assert first.running("flood") + second.running("flood") >= 4, "slots of all are still the flood's"
+
+
+class Workers(RuleBasedStateMachine):
+    """Requests come and go in two workers, and each looks at what both share when it likes."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.workers = two_workers()
+
+    @rule(at=st.integers(0, 1), tenant=st.sampled_from(["acme", "flood", "other"]))
+    def enter(self, at: int, tenant: str) -> None:
+        self.workers[at].enter(tenant)
+
+    @rule(at=st.integers(0, 1), number=st.integers(0, 99))
+    def leave(self, at: int, number: int) -> None:
+        places = self.workers[at].places
+        if places:
+            places.pop(number % len(places))[1].leave(110)
+
+    @rule(at=st.integers(0, 1))
+    def look(self, at: int) -> None:
+        self.workers[at].look()
+
+    @invariant()
+    def no_slot_is_in_two_places(self) -> None:
+        if hasattr(self, "workers"):
+            assert sum(worker.running() for worker in self.workers) <= 8
+            assert sum(worker.running("acme") for worker in self.workers) <= 4
+
+
+Workers.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestWorkers = Workers.TestCase

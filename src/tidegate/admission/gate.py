@@ -141,7 +141,9 @@ class Lane:
         self._newcomers_ns, self._newcomers_since_ns = 0, clock_ns()  # slot time of those that began without a booking, and since when
         self._moved_ns = 0  # when the last free slot was taken last: since then nobody has left, where all are still taken
         self._full_ns = 0  # when a slot was freed last, if requests have waited since then
-        #: Told when somebody left; see `lending`.
+        #: With lending: slots of this lane that others have now, and slots that other workers claim, which are lent no more (see pool.py).
+        self.lent = self.claimed = 0
+        #: Told when somebody left; see Lending.
         self.on_leave: Callable[[], None] | None = None
         #: Since the start: places that ran, that waited before, that were refused, that were given up while they waited.
         self.entered = self.waited = self.refused = self.given_up = 0
@@ -437,13 +439,13 @@ class Lending:
         own = [lane for lane in whole if lane is not common and whole[lane]]
         if not whole[common]:
             return
-        # What a tenant's own requests do not want, but for one slot.
-        idle = {lane: max(0, whole[lane] - max(1, lane.running + lane.queue.waiting)) for lane in own}
+        # What a tenant's own requests do not want, here or in another worker, but for one slot.
+        idle = {lane: max(0, whole[lane] - lane.claimed - max(1, lane.running + lane.queue.waiting)) for lane in own}
         wanted = common.running + common.queue.waiting + (common is coming)
         _resize(common, whole[common] + min(sum(idle.values()), max(0, wanted - whole[common])))
         lent = max(0, common.running - whole[common])
         for lane in sorted(own, key=lambda lane: lane.running + lane.queue.waiting):
-            taken = min(lent, max(0, whole[lane] - max(1, lane.running)))
+            lane.lent = taken = min(lent, max(0, whole[lane] - max(1, lane.running)))
             lent -= taken
             _resize(lane, whole[lane] - taken)
 

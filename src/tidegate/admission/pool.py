@@ -64,6 +64,8 @@ class Pool:
         if not self.total:
             return 0
         running, wanted = (lane.running, self._wanted(lane)) if lane is not None else (0, 1)
+        if lane is not None and lane.lent:  # beside what is lent, one slot stays
+            running = max(1, running) + lane.lent
         words, at = self._words, self._at
         with suppress(OSError), self._memory:
             words[at + _WANTED] = wanted
@@ -75,6 +77,8 @@ class Pool:
             else:
                 held += max(0, min(part - held, self.total - sum(all_held)))
             words[at + _HELD] = held
+            if lane is not None:
+                lane.claimed = max(0, held - part)
         return self.held
 
     def _wanted(self, lane: Lane) -> int:
