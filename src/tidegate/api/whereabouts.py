@@ -67,7 +67,7 @@ class Whereabouts:
         words, first = self._memory.words, self._first(worker)
         words[first + _LIFE] += 1
         places = range(first + _HEAD, first + _HEAD + self._places * _STREAM, _STREAM)
-        self._free = deque(sorted(places, key=lambda at: words[at] != 0))
+        self._free = deque(sorted(places, key=lambda at: words[at] != 0 or words[at + 1] != 0))
         conversations = self._conversations(worker)
         self._unused = list(range(conversations + (MOST_CONVERSATIONS - 1) * _CONVERSATION, conversations - 1, -_CONVERSATION))
 
