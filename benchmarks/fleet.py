@@ -31,6 +31,7 @@ from tidegate.engines import fleet as fleet_module
 from tidegate.engines import member as member_module
 from tidegate.engines import routing as routing_module
 from tidegate.engines.fleet import Fleet
+from tidegate.engines.homes import PLACES
 from tidegate.engines.ledger import words_for
 from tidegate.engines.member import Run
 from tidegate.engines.settings import EngineSettings, FleetSettings
@@ -70,8 +71,8 @@ class Sized:
 def fleet_of(count: int, workers: int = 1) -> Fleet:
     """As one of so many workers has it."""
     fields = {"url": "http://127.0.0.1:1", "models": ["m"], "conformance": "off"}
-    memory = Shared(words_for(count, workers), workers) if workers > 1 else None
-    return Fleet({f"e{n}": EngineSettings.model_validate(fields) for n in range(count)}, FleetSettings(), memory=memory)
+    memory, homes = (Shared(words_for(count, workers), workers), Shared(PLACES, workers)) if workers > 1 else (None, None)
+    return Fleet({f"e{n}": EngineSettings.model_validate(fields) for n in range(count)}, FleetSettings(), memory=memory, homes=homes)
 
 
 def ask_of(prompt: int, told: int, first: str = "", second: str = "") -> Ask:

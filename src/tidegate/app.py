@@ -51,6 +51,7 @@ from tidegate.core.ports import Embedder, FlightSink, KeyStore
 from tidegate.core.search import Filter, IndexProgress
 from tidegate.engines.counting import Counter
 from tidegate.engines.fleet import Fleet
+from tidegate.engines.homes import PLACES
 from tidegate.engines.ledger import clear as clear_worker
 from tidegate.engines.ledger import words_for
 from tidegate.engines.member import Member
@@ -117,6 +118,7 @@ class Common:
     budgets: Memory
     slots: Memory
     fleet: Memory
+    homes: Memory
     engines: int
     tenants: int
 
@@ -129,7 +131,7 @@ class Common:
         return cls(
             SharedBook(settings.limits.most_subjects, workers), Whereabouts(workers, _of_one(settings.streams, workers).replay_streams),
             Memory(BUDGET_WORDS, workers), Memory(pool.words_for(_most_lanes(settings), workers), workers),
-            Memory(words_for(engines, workers, tenants), workers), engines, tenants,
+            Memory(words_for(engines, workers, tenants), workers), Memory(PLACES * max(1, _most_lanes(settings)), workers), engines, tenants,
         )
 
     def join(self, worker: int) -> None:
@@ -139,6 +141,7 @@ class Common:
         self.budgets.join(worker)
         self.slots.join(worker)
         self.fleet.join(worker)
+        self.homes.join(worker)
 
     def reclaim(self, worker: int) -> None:
         """The worker with this number is dead: what it held comes back."""
@@ -195,7 +198,8 @@ class Gateway:
                 hint=f"`tidegate up` starts it. Or start one there yourself, and name it in tenants.{nowhere[0]}.instances.",
             )
         apart = {name: own for name, one in settings.tenants.items() if (own := one.apart) is not None}
-        self.fleet = Fleet(settings.engines, settings.fleet, orders=data / ORDERS, tenants=apart, memory=common.fleet if common is not None else None)
+        shared = {"memory": common.fleet, "homes": common.homes} if common is not None else {}
+        self.fleet = Fleet(settings.engines, settings.fleet, orders=data / ORDERS, tenants=apart, **shared)
         self.capabilities = load_all(settings.capabilities.folders, settings.budgets)
         self.embedder = embedder
         self.limits = self._build_limits(common.book if common is not None else None)

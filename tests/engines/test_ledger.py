@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -24,6 +25,7 @@ from tidegate.engines import member as member_module
 from tidegate.engines import routing as routing_module
 from tidegate.engines.breaker import CLAIM_S, Breaker
 from tidegate.engines.fleet import Fleet
+from tidegate.engines.homes import PLACES
 from tidegate.engines.ledger import Ledger, clear, words_for
 from tidegate.engines.member import Run
 from tidegate.engines.settings import EngineSettings, FleetSettings
@@ -48,13 +50,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def fleets(members: dict[str, dict[str, Any]], workers: int = 2, **fleet: Any) -> list[Fleet]:
     """The fleet as each of the workers has it."""
-    memory = Shared(words_for(len(members), workers), workers)
+    memory, homes = Shared(words_for(len(members), workers), workers), Shared(PLACES, workers)
     sections = {
         name: EngineSettings.model_validate({"url": "http://127.0.0.1:1", "models": ["m"], "conformance": "off", **fields})
         for name, fields in members.items()
     }
     settings = FleetSettings.model_validate({"breaker_min_calls": 4, "breaker_share": 0.5, "slow_start_s": 0, **fleet})
-    return [Fleet(sections, settings, memory=joined(memory, worker)) for worker in range(workers)]
+    return [Fleet(sections, settings, memory=joined(memory, worker), homes=homes) for worker in range(workers)]
 
 
 # -- rules
@@ -144,6 +146,58 @@ def test_slots_of_an_instance_are_counted_over_all_workers(clock: Clock) -> None
     assert run_on(one, ask_for("last", tokens=100))[0] in free
     clear(one.members["a"].ledger.memory, 2, 1)
     assert {name: _busy(one, name) for name in ("a", "b")} == {name: one.members[name].requests for name in ("a", "b")}
+
+
+def test_a_prefix_goes_where_any_worker_sent_it(clock: Clock) -> None:
+    """Its KV cache is there. When the instance was away, its cache is empty, and no worker sends it there for that any more."""
+    one, other = fleets({"a": {}, "b": {}, "c": {}})
+    prefixes = [f"prefix {number}" for number in range(24)]
+    sent = {}
+    for prefix in prefixes:
+        clock.pass_s(1)
+        sent[prefix], run = run_on(one, ask_for(prefix))
+        run.end(None)
+    assert set(sent.values()) == {"a", "b", "c"}
+    for prefix in reversed(prefixes):
+        clock.pass_s(1)
+        name, run = run_on(other, ask_for(prefix))
+        run.end(None)
+        assert name == sent[prefix]
+    other._came_back(other.members["a"])
+    for fleet in (one, other):
+        homes = fleet._routes["m"]._homes
+        known = [homes.get(hash(prefix + "x" * (32 - len(prefix)))) for prefix in prefixes]
+        assert {entry[0].name for entry in known if entry is not None} == {"b", "c"}
+
+
+_STEPS = st.tuples(st.integers(-(2**61), 2**61), st.sampled_from(["put", "default", "came back"]), st.integers(0, 2))
+
+
+@hypothesis_settings(deadline=None)
+@given(st.lists(_STEPS, max_size=60), st.integers(0, 9))
+def test_homes_are_those_of_a_dict(steps: list[tuple[int, str, int]], near: int) -> None:
+    """Whatever is put where: a prefix has the home that it was given last, unless another took its place or the instance was away, and never
+    another's."""
+    fleet = fleets({"a": {}, "b": {}, "c": {}})[0]
+    route = fleet._routes["m"]
+    homes, model = route._homes, {}
+    for key, what, which in steps:
+        at = key % near if near else key  # many that fall together, and none
+        entry = route.entries[which]
+        if what == "put":
+            homes[at] = entry
+            model[at % PLACES] = (at, entry)
+        elif what == "default":
+            homes.setdefault(at, entry)
+            if model.get(at % PLACES, (None,))[0] != at:
+                model[at % PLACES] = (at, entry)
+        else:
+            route.forget(entry[0])
+            model = {place: kept for place, kept in model.items() if kept[1] is not entry}
+        for one, _, _ in steps:
+            one = one % near if near else one
+            kept = model.get(one % PLACES)
+            assert homes.get(one) is (kept[1] if kept is not None and kept[0] == one else None)
 
 
 def test_a_tenants_slots_are_its_own_over_all_workers(clock: Clock) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import time
@@ -28,6 +29,7 @@ from tidegate.core.plugins import load, nearest
 from tidegate.core.ports import Engine
 from tidegate.engines.cause import Cause
 from tidegate.engines.conformance import Report, run_checks
+from tidegate.engines.homes import PLACES
 from tidegate.engines.ledger import ledgers
 from tidegate.engines.member import Member
 from tidegate.engines.probe import Probe
@@ -53,9 +55,10 @@ class Fleet:
     def __init__(
         self, settings: Mapping[str, EngineSettings], fleet: FleetSettings | None = None, *, orders: Path | None = None,
         tenants: Mapping[str, Isolation] | None = None, memory: Own | None = None,
+        homes: Own | None = None,
     ) -> None:
         """`orders`: the file that keeps which engines their operator drains, for all workers and for the next start; `tenants`: those that have
-        slots or instances of their own; `memory`: what workers know together, `words_for` them.
+        slots or instances of their own; `memory`: what workers know together, `words_for` them; `homes`: PLACES for each model, of each tenant too.
 
         Raises SettingsError for an unknown adapter, an unreadable ca_file, and for what tenants cannot have.
         """
@@ -73,11 +76,16 @@ class Fleet:
             for public, own in section.model_names.items():
                 entries[owner].setdefault(public, []).append((member, own))
         self.engines = [member.engine for member in self.members.values()]
+        tables = itertools.count()
+
+        def route(owner: str, model: str, of_model: list[tuple[Member, str]]) -> Route:
+            first = next(tables) * PLACES
+            return Route(
+                model, of_model, fleet.long_tokens, fleet.affinity_tokens, owner, homes.words[first : first + PLACES] if homes is not None else None
+            )
+
         #: By tenant and model; what nobody owns under "".
-        self._own = {
-            owner: {model: Route(model, of_model, fleet.long_tokens, fleet.affinity_tokens, owner) for model, of_model in of_owner.items()}
-            for owner, of_owner in entries.items()
-        }
+        self._own = {owner: {model: route(owner, model, of_model) for model, of_model in of_owner.items()} for owner, of_owner in entries.items()}
         self._routes = self._own.pop("")
         self._all = [route for routes in (self._routes, *self._own.values()) for route in routes.values()]
         self._default = next((route.model for route in self._all), None)

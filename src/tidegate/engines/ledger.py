@@ -19,8 +19,9 @@ from tidegate.core.memory import Own
 #: A breaker's outcomes are counted in this many buckets of its window.
 BUCKETS = 10
 #: Words of a record. `STATE`: which of breaker.py's; `ERA`: grows with each state; `UNTIL`: while open; `CLOSED`: when it closed last; `TIMES`:
-#: openings in a row; `PASSED`: good probes; `HELD`, `BUSY`: until when it asked not to be asked, or comes last; `STATUS`, `CODE`: its words for that.
-STATE, ERA, UNTIL, CLOSED, TIMES, PASSED, HELD, BUSY, STATUS, CODE = range(10)
+#: openings in a row; `PASSED`: good probes; `HELD`, `BUSY`: until when it asked not to be asked, or comes last; `LIFE`: how often it came
+#: back; `STATUS`, `CODE`: its words for not to be asked.
+STATE, ERA, UNTIL, CLOSED, TIMES, PASSED, HELD, BUSY, LIFE, STATUS, CODE = range(11)
 _CODE_BYTES = 32
 _OF_ALL = CODE + _CODE_BYTES // 8
 #: Words of a worker's outcomes: the era that they are of, the newest bucket, then good ones and bad ones by bucket.

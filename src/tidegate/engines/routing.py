@@ -18,7 +18,9 @@ from typing import Any
 
 from tidegate.core.ask import Ask
 from tidegate.core.errors import EngineDown, EngineError, EngineNotAdmitted, EngineRefused
+from tidegate.core.memory import Words
 from tidegate.engines.breaker import NEVER_NS
+from tidegate.engines.homes import MOST_INSTANCES, Homes, came_back
 from tidegate.engines.member import UNBOUNDED, Member
 from tidegate.engines.size import answer_tokens, prompt_tokens
 
@@ -38,8 +40,10 @@ AGAIN_S = 60.0
 class Route:
     """The instances of one public model name, in the order of the settings."""
 
-    def __init__(self, model: str, entries: Sequence[Entry], long_tokens: int, affinity_tokens: int, owner: str = "") -> None:
-        """`owner`: the tenant whose own instances these are."""
+    def __init__(
+        self, model: str, entries: Sequence[Entry], long_tokens: int, affinity_tokens: int, owner: str = "", homes: Words | None = None
+    ) -> None:
+        """`owner`: the tenant whose own instances these are; `homes`: where all workers remember what went where, see Homes."""
         self.model = model
         self.owner = owner
         self.entries = list(entries)
@@ -64,7 +68,7 @@ class Route:
         self._reserved: Tier = []
         self._reserved_weak: Tier = []
         self._probes: Tier = []
-        self._homes: dict[int, Entry] = {}
+        self._homes: dict[int, Entry] | Homes = Homes(homes, entries) if homes is not None and len(entries) <= MOST_INSTANCES else {}
         if not alone:
             for one, _ in entries:
                 one.counts = True
@@ -130,7 +134,10 @@ class Route:
 
     def forget(self, member: Member) -> None:
         """It came back: its KV cache is empty."""
-        self._homes = {key: entry for key, entry in self._homes.items() if entry[0] is not member}
+        if isinstance(self._homes, Homes):
+            came_back(member)
+        else:
+            self._homes = {key: entry for key, entry in self._homes.items() if entry[0] is not member}
 
     # -- a request
 
@@ -219,9 +226,9 @@ class Route:
     def _at_home(self, tier: Tier, least: Entry, keys: tuple[int, ...], tokens: int, bound: int, tenant: str) -> Entry:
         """Where the request's prefix went before, unless that is the busier by `bound` tokens; else the least busy, which is its home from now on."""
         homes = self._homes
-        chosen = least
+        chosen, known = least, homes.get(keys[0])
         for key in keys:
-            home = homes.get(key)
+            home = known if key == keys[0] else homes.get(key)
             if home is None:
                 continue
             if home is least:
@@ -233,11 +240,11 @@ class Route:
             ):  # fmt: skip
                 chosen = home
                 break
-        if homes.get(keys[0]) is not chosen:
+        if known is not chosen:
             homes[keys[0]] = chosen
         if len(keys) > 1:
             homes.setdefault(keys[1], chosen)
-        while len(homes) > MOST_HOMES:
+        while len(homes) > MOST_HOMES and isinstance(homes, dict):
             del homes[next(iter(homes))]
         return chosen
 
