@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from tidegate.core.errors import DocumentUnreadable
 from tidegate.retrieval.load import Loader
 from tidegate.retrieval.loaded import Bounds
+
+PDFS = Path(__file__).parents[3] / "shared" / "data" / "pdf"
 
 
 @pytest.fixture
@@ -88,6 +91,28 @@ async def test_a_crash_costs_one_file(good: str, tmp_path: Path, signal_number: 
         with pytest.raises(DocumentUnreadable, match=said):
             await job
         assert (await loader.load(good)).title == "Claims"
+
+
+async def outcome(loader: Loader, file: Path) -> str:
+    """"blocks", or the reason why there are none."""
+    try:
+        return "blocks" if (await loader.load(str(file))).blocks else ""
+    except DocumentUnreadable as error:
+        return error.message
+
+
+@pytest.mark.skipif(not PDFS.is_dir(), reason="the real-world files are not here (../shared/data/pdf)")
+async def test_every_real_file_leaves_the_parent_and_its_reader_well(loader: Loader, good: str, tmp_path: Path) -> None:
+    """Encrypted, broken, scanned, hostile, and each of them renamed: blocks or a reason, and at the end a good file is read as ever."""
+    files = sorted(PDFS.glob("*/*.pdf"))
+    small = [file for file in files if file.stat().st_size < 100_000]
+    renamed = [tmp_path / f"{at}{suffix}" for at, suffix in enumerate([".docx", ".xlsx", ".html", ".csv", ".txt", ".md"])]
+    for file, target in zip(small[:: len(small) // 6], renamed, strict=False):
+        shutil.copy(file, target)
+    said = [await outcome(loader, file) for file in [*files, *(target for target in renamed if target.exists())]]
+    assert all(said)
+    assert 0 < said.count("blocks") < len(files)
+    assert (await loader.load(good)).title == "Claims"
 
 
 async def test_cancelling_stops_the_reader(tmp_path: Path) -> None:

@@ -69,6 +69,14 @@ def test_headings_alone_are_no_document(write: Write) -> None:
     assert "no text but headings" in read(by_suffix(), write("a.md", "# One\n\n## Two\n"), Bounds()).message
 
 
+@pytest.mark.parametrize("title", ["Appendix A: Rates", "5. Annex", "附录一 费率表", "附件：健康告知"])
+def test_an_appendix_is_marked(write: Write, title: str) -> None:
+    """Whatever the format: what stands below a heading that calls itself an appendix is one, up to the next heading beside it."""
+    outcome = read(by_suffix(), write("a.md", f"# T\n\ntext\n\n## {title}\n\nrates\n\n### Below\n\nmore\n\n## Complaints\n\nto us\n"), Bounds())
+    assert outcome.loaded is not None
+    assert [block.text for block in outcome.loaded.blocks if block.part == "appendix"] == [title, "rates", "Below", "more"]
+
+
 # -- names and contents
 
 

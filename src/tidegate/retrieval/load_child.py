@@ -19,7 +19,7 @@ import msgspec
 from tidegate.core.errors import DocumentUnreadable
 from tidegate.core.plugins import names
 from tidegate.retrieval import magic
-from tidegate.retrieval.loaded import Bounds, Load, Loaded
+from tidegate.retrieval.loaded import Bounds, Load, Loaded, with_appendix
 
 SOCKET = "tidegate.retrieval.loaders"
 LENGTH_BYTES = 4
@@ -55,7 +55,7 @@ def read(loaders: dict[str, Load], path: str, bounds: Bounds) -> Outcome:
         loaded = loaders[suffix](path, bounds)
         if not any(block.kind != "heading" for block in loaded.blocks):
             raise DocumentUnreadable("The document holds no text" + (" but headings." if loaded.blocks else "."))
-        return Outcome(loaded)
+        return Outcome(with_appendix(loaded))
     except DocumentUnreadable as error:
         return Outcome(None, "unreadable", error.message, error.hint)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, Protocol
 
 import msgspec
@@ -54,6 +55,21 @@ class Loaded(msgspec.Struct, frozen=True, omit_defaults=True):
     blocks: list[Block]
     tags: dict[str, str] = {}
     notes: list[str] = []
+
+
+#: What an appendix calls itself.
+_APPENDIX = re.compile(r"(?:appendi(?:x|ces)|annex(?:es)?)\b|附\s*(?:录|錄|件|表)", re.IGNORECASE)
+
+
+def with_appendix(loaded: Loaded) -> Loaded:
+    """The blocks below a heading that calls itself an appendix marked as such, up to the next heading of its level or above that does not."""
+    blocks: list[Block] = []
+    level = 0
+    for block in loaded.blocks:
+        if block.kind == "heading" and (level == 0 or block.level <= level):
+            level = block.level if _APPENDIX.match(block.text.lstrip("0123456789.、 ")) else 0
+        blocks.append(msgspec.structs.replace(block, part="appendix") if level and block.part == "body" else block)
+    return msgspec.structs.replace(loaded, blocks=blocks)
 
 
 class Load(Protocol):
