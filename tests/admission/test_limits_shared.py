@@ -7,7 +7,7 @@ import gc
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.dying import Dying, in_child
 
 from tidegate.admission.book import HEAD, Book
 from tidegate.admission.limits import Limits, Ticket
@@ -36,37 +37,6 @@ class Clock:
 
     def __call__(self) -> int:
         return self.ns
-
-
-def in_child(work: Callable[[], None]) -> int:
-    """Run it in a forked process; its exit code, below 0 for a signal."""
-    gc.freeze()
-    pid = os.fork()
-    if pid == 0:
-        code = 70
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-class Dying:
-    """Words whose process dies before one of its writes."""
-
-    def __init__(self, words: Any, after: int) -> None:
-        self.words = words
-        self.after = after
-
-    def __getitem__(self, at: Any) -> Any:
-        return self.words[at]
-
-    def __setitem__(self, at: int, value: int) -> None:
-        if self.after == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.after -= 1
-        self.words[at] = value
 
 
 def records(book: SharedBook) -> list[int]:

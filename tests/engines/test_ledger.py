@@ -6,7 +6,6 @@ import copy
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.dying import Dying, in_child
 from tests.engines.test_breaker import S, fleet_settings
 from tests.engines.test_fleet_choice import Clock, ask_for, fail, run_on, state
 
@@ -349,33 +349,6 @@ def test_of_workers_that_race_one_has_the_probe() -> None:
     assert breaker.claim(60 * S)
 
 
-class Dying:
-    """Words whose process dies before one of its writes."""
-
-    def __init__(self, words: Any, after: int) -> None:
-        self.words = words
-        self.after = after
-
-    def __getitem__(self, at: Any) -> Any:
-        return self.words[at]
-
-    def __setitem__(self, at: int, value: int) -> None:
-        if not self.after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.after -= 1
-        self.words[at] = value
-
-
-def dies_in(work: Callable[[], None]) -> bool:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-
-
 @pytest.mark.parametrize("change", ["opens", "half opens", "claims", "closes", "is held"])
 def test_a_worker_that_dies_at_any_write_leaves_a_breaker_that_works(change: str) -> None:
     """Killed before each single write of a change: the next worker has the lock at once, and the breaker opens, lets probes through and closes."""
@@ -406,7 +379,7 @@ def test_a_worker_that_dies_at_any_write_leaves_a_breaker_that_works(change: str
             else:
                 breaker.end(breaker.begin(now_ns), change == "closes", now_ns)
 
-        died = dies_in(work)
+        died = in_child(work) == -signal.SIGKILL
         clear(memory, 1, 0)
         with memory:  # raises where the lock is lost
             pass
