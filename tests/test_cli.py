@@ -27,7 +27,7 @@ from tidegate.cli import drain, main
 from tidegate.core.errors import LocalPartError, StoreDown
 from tidegate.core.flight import FlightRecord, new_flight_id
 from tidegate.core.keys import hash_key
-from tidegate.core.ports import KeyRecord
+from tidegate.core.ports import KeyLimits, KeyRecord
 from tidegate.core.search import Filter, IndexProgress
 from tidegate.retrieval.ingest import IngestReport, Progress
 from tidegate.retrieval.structure import Rules
@@ -268,6 +268,13 @@ class Keys:
 
     def __init__(self) -> None:
         self.records: list[KeyRecord] = []
+        self.limits: dict[str, KeyLimits] = {}
+
+    async def limit_key(self, key_id: str, limits: KeyLimits) -> bool:
+        known = any(record.id == key_id for record in self.records)
+        if known:
+            self.limits[key_id] = limits
+        return known
 
     async def add_key(self, key: KeyRecord) -> None:
         self.records.append(key)
@@ -291,22 +298,46 @@ def store(app: SimpleNamespace) -> Keys:
     return keys
 
 
+LIMITED = ("--rpm", "60", "--tpm", "1000", "--concurrent", "4", "--money", "2.5")
+
+
 def test_a_new_key_is_printed_once_and_stored_hashed(store: Keys) -> None:
     """stdout holds the key alone, for `KEY=$(tidegate keys create)`; the store has its SHA-256; the list never shows it.
     A list in a pipe is not cut to a terminal's width."""
     name = "the nightly run of the claims portal's own checks, and of others"
-    result = tidegate("keys", "create", "--tenant", "acme", "--role", "admin", "--name", name, "--rpm", "60", "--tpm", "1000")
+    result = tidegate("keys", "create", "--tenant", "acme", "--role", "admin", "--name", name, *LIMITED)
     key = result.stdout.strip()
     (stored,) = store.records
     assert stored.sha256 == hash_key(key)
     assert (stored.tenant, stored.role, stored.name) == ("acme", "admin", name)
-    assert (stored.requests_per_minute, stored.tokens_per_minute) == (60, 1000)
+    assert (stored.requests_per_minute, stored.tokens_per_minute, stored.concurrent, stored.money_per_day) == (60, 1000, 4, 2.5)
     assert key not in result.stderr
     for listed in (tidegate("keys", "list").output, tidegate("keys", "list", "--json").output):
         assert stored.id in listed
         assert name in listed
         assert key not in listed
         assert stored.sha256 not in listed
+
+
+def test_limits_of_a_key_are_listed_and_changed(store: Keys) -> None:
+    """The list shows each; `limit` changes those that are named, and says no to a key that is none."""
+    tidegate("keys", "create", *LIMITED)
+    heading, row = tidegate("keys", "list").output.splitlines()
+    assert ("at once" in heading, "money/day" in heading, row.split()[-4:-2]) == (True, True, ["4", "2.5"])
+    key_id = store.records[0].id
+    assert "has its new limits" in tidegate("keys", "limit", key_id, "--money", "0", "--concurrent", "9").output
+    assert store.limits == {key_id: KeyLimits(concurrent=9, money_per_day=0.0)}
+    assert tidegate("keys", "limit", "key_none", "--rpm", "1").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--concurrent", "-1"), ("--money", "nan"), ("--money", "inf"), ("--rpm", str(2**31))],
+    ids=["none", "negative", "nan", "inf", "huge"],
+)
+def test_a_limit_that_is_none_is_refused(store: Keys, options: tuple[str, ...]) -> None:
+    """Before anything is stored."""
+    result = tidegate("keys", "limit", "key_1", *options)
+    assert (result.exit_code, store.limits) == (2, {})
 
 
 def test_a_key_that_does_not_exist_cannot_be_revoked(store: Keys) -> None:

@@ -294,7 +294,9 @@ class Gateway:
         if money_is_limited(settings.limits):
             prices.need(self.fleet.models())
         leases = Leases(Valkey(settings.valkey), settings.limits.when_lost, settings.limits.machines) if settings.valkey.url else None
-        return Limits(settings.limits, prices=prices, book=book, leases=leases)
+        limits = Limits(settings.limits, prices=prices, book=book, leases=leases)
+        limits.unpriced = next(iter(prices.missing(self.fleet.models())), "")
+        return limits
 
     async def start(self) -> None:
         """Begin with the keys of the last run, then keep keys fresh and bring flights to the database."""

@@ -12,7 +12,7 @@ from tidegate.admission.prices import Prices
 from tidegate.admission.settings import Allowance, EachTenant, LimitSettings, PriceSettings
 from tidegate.core.ask import Caller
 from tidegate.core.chunk import Usage
-from tidegate.core.errors import RateLimited, SettingsError
+from tidegate.core.errors import LimitsDown, RateLimited, SettingsError
 
 
 class Clock:
@@ -60,6 +60,42 @@ def test_a_keys_own_limit_wins() -> None:
     limits.admit(own, 1)
     with pytest.raises(RateLimited):
         limits.admit(own, 1)
+
+
+def test_runs_at_a_time_and_money_may_be_the_keys_own() -> None:
+    """They replace those of all keys, and those of the settings for this key replace them."""
+    prices = Prices({"m": PriceSettings(input=1.0, output=1.0)})
+    limits = Limits(LimitSettings(concurrent=9, keys={"known": Allowance(concurrent=3)}), prices=prices, clock_ns=Clock())
+    own = Caller("own", "tenant", concurrent=2, money_per_day=0.01)
+    tickets = [limits.admit(own, 1, model="m") for _ in range(2)]
+    with pytest.raises(RateLimited, match="2 requests at a time"):
+        limits.admit(own, 1, model="m")
+    tickets[0].book(Usage(10_000, 0), "m")
+    with pytest.raises(RateLimited, match=r"0\.01 USD per day"):
+        limits.admit(own, 1, model="m")
+    known = Caller("known", "tenant", concurrent=2)
+    assert [limits.admit(known, 1) for _ in range(3)]
+    with pytest.raises(RateLimited, match="3 requests at a time"):
+        limits.admit(known, 1)
+
+
+def test_where_only_a_key_has_a_limit_the_others_have_none() -> None:
+    """Its limit is counted all the same."""
+    limits = Limits(clock_ns=Clock())
+    own = Caller("own", "tenant", concurrent=1)
+    limits.admit(own, 1)
+    with pytest.raises(RateLimited):
+        limits.admit(own, 1)
+    assert limits.admit(KEY, 10**9) is limits.admit(KEY, 1), "nothing is counted for them"
+
+
+def test_money_of_a_key_without_prices_is_refused() -> None:
+    """It would pass for nothing; who has no limit of money passes."""
+    limits = Limits(clock_ns=Clock())
+    limits.unpriced = "big"
+    with pytest.raises(LimitsDown, match="'big' has no price"):
+        limits.admit(Caller("own", "tenant", money_per_day=1.0), 1)
+    limits.admit(Caller("own", "tenant", concurrent=1), 1)
 
 
 def test_keys_do_not_share_a_bucket() -> None:

@@ -43,6 +43,51 @@ def test_workers_share_a_keys_limit(house: House, served: tuple[subprocess.Popen
     assert sorted(statuses) == [200] * 2 + [429] * 10
 
 
+def test_new_limits_of_a_key_hold_in_every_worker_without_a_restart(house: House, served: tuple[subprocess.Popen[bytes], str]) -> None:
+    """A key that is told to have one run at a time has one, whichever worker a connection falls to; and any number again when that is taken back."""
+    _, url = served
+    admin = {"authorization": f"Bearer {house.keys['admin']}"}
+    made = httpx.post(url + "/api/v1/keys", headers=admin, json={"tenant": "edits", "concurrent": 50}).json()
+
+    def limit(**limits: float) -> int:
+        return httpx.patch(f"{url}/api/v1/keys/{made['id']}", headers=admin, json=limits).status_code
+
+    body = {**LONG, "stream": True}
+    with httpx.stream("POST", url + "/v1/chat/completions", headers={"authorization": f"Bearer {made['key']}"}, json=body, timeout=30) as running:
+        assert running.status_code == 200
+        assert limit(concurrent=1) == 204
+        until(lambda: {ask(url, made["key"], SHORT).status_code for _ in range(8)} == {429}, "the limit in both workers")
+        assert "The limit of this key is used up: 1 requests at a time." in ask(url, made["key"], SHORT).text
+        assert limit(concurrent=0) == 204
+        until(lambda: {ask(url, made["key"], SHORT).status_code for _ in range(8)} == {200}, "the limit's end in both workers")
+    listed = next(key for key in httpx.get(url + "/api/v1/keys", headers=admin).json()["keys"] if key["id"] == made["id"])
+    assert (listed["concurrent"], listed["money_per_day"], listed["requests_per_minute"]) == (0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [({"concurrent": -1}, "concurrent"), ({"money_per_day": -0.5}, "money_per_day"), ({"money_per_day": 1e9}, "money_per_day"), ({"rpm": 1}, "rpm")],
+    ids=["negative", "negative money", "huge", "unknown"],
+)
+def test_limits_that_are_none_are_refused_by_name(house: House, limits: dict[str, float], says: str) -> None:
+    """And so is a change of a key that does not live."""
+    with house.client("admin") as client:
+        wrong = client.patch("/api/v1/keys/key_none", json=limits)
+        assert (wrong.status_code, says in wrong.text) == (422, True)
+        assert client.patch("/api/v1/keys/key_none", json={"concurrent": 1}).status_code == 404
+    with house.client("data") as client:
+        assert client.patch("/api/v1/keys/key_none", json={"concurrent": 1}).status_code == 403
+
+
+def test_money_that_cannot_be_counted_is_not_spent(house: House) -> None:
+    """A key with a limit of money is refused where models have no price, with what is to be done; it is never served uncounted."""
+    with house.client("admin") as client:
+        key = client.post("/api/v1/keys", json={"tenant": "edits", "money_per_day": 1.0}).json()["key"]
+    answer = ask(house.url, key, SHORT)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "limits_down")
+    assert "'scripted' has no price" in answer.json()["error"]["message"]
+
+
 def test_what_a_killed_worker_had_reserved_comes_back(house: House, served: tuple[subprocess.Popen[bytes], str]) -> None:
     """Both places of a tenant are held by runs; their workers are killed in the middle, and others pass."""
     process, url = served

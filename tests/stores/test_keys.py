@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tidegate.core.keys import hash_key, new_key, new_key_id
-from tidegate.core.ports import KeyRecord, KeyStore
+from tidegate.core.ports import KeyLimits, KeyRecord, KeyStore
 
 
 def a_key(created_unix_s: float = 1_700_000_000.25, **fields: object) -> KeyRecord:
@@ -19,7 +20,7 @@ def a_key(created_unix_s: float = 1_700_000_000.25, **fields: object) -> KeyReco
 
 async def test_keys_come_back_as_they_were_stored(store: KeyStore) -> None:
     """Every field survives, oldest key first."""
-    newer = a_key(1_700_000_001.5, role="admin", requests_per_minute=60, tokens_per_minute=9_000)
+    newer = a_key(1_700_000_001.5, role="admin", requests_per_minute=60, tokens_per_minute=9_000, concurrent=3, money_per_day=12.5)
     older = a_key(revoked_unix_s=1_700_000_100.75)
     await store.add_key(newer)
     await store.add_key(older)
@@ -35,6 +36,27 @@ async def test_a_key_is_revoked_once(store: KeyStore) -> None:
     assert first.revoked_unix_s is not None
     assert not await store.revoke_key(key.id)
     assert await store.list_keys() == [first]
+
+
+async def test_limits_change_one_by_one(store: KeyStore) -> None:
+    """What is not named stays, 0 takes a limit away; nothing else of the key changes, and no other key does."""
+    key, other = a_key(requests_per_minute=60, concurrent=3), a_key(1_700_000_002.0, money_per_day=1.0)
+    await store.add_key(key)
+    await store.add_key(other)
+    assert await store.limit_key(key.id, KeyLimits(concurrent=0, money_per_day=0.25))
+    changed = msgspec.structs.replace(key, concurrent=0, money_per_day=0.25)
+    assert await store.list_keys() == [changed, other]
+    assert await store.limit_key(key.id, KeyLimits(requests_per_minute=0, tokens_per_minute=2**31 - 1))
+    assert await store.list_keys() == [msgspec.structs.replace(changed, requests_per_minute=0, tokens_per_minute=2**31 - 1), other]
+
+
+async def test_a_key_that_does_not_live_cannot_be_limited(store: KeyStore) -> None:
+    """False for one that is none, and for one that was revoked."""
+    key = a_key()
+    await store.add_key(key)
+    await store.revoke_key(key.id)
+    assert not await store.limit_key(key.id, KeyLimits(concurrent=1))
+    assert not await store.limit_key("key_none", KeyLimits(concurrent=1))
 
 
 async def test_an_unknown_key_cannot_be_revoked(store: KeyStore) -> None:

@@ -19,7 +19,7 @@ from tidegate.admission.prices import MOST_TOKENS, PARTS, Prices
 from tidegate.admission.settings import LimitSettings
 from tidegate.core.ask import Caller
 from tidegate.core.chunk import Usage
-from tidegate.core.errors import RateLimited
+from tidegate.core.errors import LimitsDown, RateLimited
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +154,8 @@ class Limits:
         self._clock_ns = clock_ns
         self._last = 0
         self._machines = self._settings.machines if leases is not None else 1
+        #: A model without a price: money that a key of its own accord is limited in cannot be counted then.
+        self.unpriced = ""
         #: By key id, or by key id and capability; forgotten all at once where there are too many.
         self._plans: dict[str | tuple[str, str], Plan] = {}
         self.book.on_move = self._plans.clear
@@ -179,7 +181,7 @@ class Limits:
         Raises RateLimited with the time after which this very request would pass, and LimitsDown where what is shared cannot be reached and
         `limits.when_lost` is `refuse`.
         """
-        if self._unlimited and not caller.requests_per_minute and not caller.tokens_per_minute:
+        if self._unlimited and not caller.limited:
             return _FREE
         plan = self._plans.get(caller.key_id if not capability else (caller.key_id, capability))
         if plan is None or plan.caller is not caller:
@@ -310,6 +312,11 @@ class Limits:
                 "More keys are in use at this moment than are counted.", hint="Try again in a minute; the operator raises limits.most_subjects.",
                 retry_after_s=60.0,
             ) from None
+        if plan.money and self.unpriced:
+            raise LimitsDown(
+                f"Money is limited for this key, but {self.unpriced!r} has no price: what it uses cannot be counted.",
+                hint=f'The operator adds [prices."{self.unpriced}"], 0 where it costs nothing, or takes the limit from the key.',
+            )
         plan.quick = bool(found) and self._leases is None and not plan.money and not plan.seated
         self._plans[key] = plan
         return plan

@@ -83,7 +83,8 @@ def subjects(settings: LimitSettings, caller: Caller, capability: str) -> list[S
     tenant = settings.tenants.get(caller.tenant)
     found = [
         Subject("key", caller.key_id, _most(own, Allowance(
-            requests_per_minute=caller.requests_per_minute, tokens_per_minute=caller.tokens_per_minute), settings)),
+            requests_per_minute=caller.requests_per_minute, tokens_per_minute=caller.tokens_per_minute, concurrent=caller.concurrent,
+            money_per_day=caller.money_per_day), settings)),
         Subject("tenant", caller.tenant, _most(tenant, settings.each_tenant)),
     ]
     if capability and (limited := settings.capabilities.get(capability)) is not None:

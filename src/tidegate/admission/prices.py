@@ -64,9 +64,13 @@ class Prices:
     def of(self, model: str) -> Price:
         return self._prices.get(model, self._dearest)
 
+    def missing(self, models: Sequence[str]) -> list[str]:
+        """Those of the models that have no price."""
+        return [model for model in models if model not in self._prices]
+
     def need(self, models: Sequence[str]) -> None:
         """Raises SettingsError where one of these models has no price: money is limited, and it would pass for nothing."""
-        missing = [model for model in models if model not in self._prices]
+        missing = self.missing(models)
         if missing:
             raise SettingsError(
                 f"Money is limited, but [prices] has no price for {', '.join(missing)}.",

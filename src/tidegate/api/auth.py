@@ -133,7 +133,7 @@ class KeyRing:
                 tenant = self._tenants.get(key.tenant)
                 caller = Caller(
                     key.id, key.tenant, key.role, tenant.keep if tenant else False, tenant.ttl_s if tenant else 0,
-                    key.requests_per_minute, key.tokens_per_minute,
+                    key.requests_per_minute, key.tokens_per_minute, key.concurrent, key.money_per_day,
                 )
                 callers[key.sha256] = ids[key.id] = caller
         self._callers, self._ids, self._presented, self._known = callers, ids, {}, True

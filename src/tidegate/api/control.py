@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from tidegate import __version__
+from tidegate.admission.settings import MOST_CONCURRENT, MOST_MONEY, MOST_PER_MINUTE
 from tidegate.api.auth import KeyRing, need_admin, no_key, presented_key
 from tidegate.api.errors import error_body
 from tidegate.api.page.session import session_caller
@@ -23,7 +24,7 @@ from tidegate.core.errors import BadRequest, BodyTooLarge, MethodNotAllowed, Not
 from tidegate.core.flight import FlightRecord, new_flight_id
 from tidegate.core.keys import hash_key, new_key, new_key_id
 from tidegate.core.plugins import nearest
-from tidegate.core.ports import FlightStore, KeyRecord, KeyStore, LiveFlights
+from tidegate.core.ports import FlightStore, KeyLimits, KeyRecord, KeyStore, LiveFlights
 from tidegate.pipeline.capability import Capability
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,15 @@ class ControlDeps:
     drain: Callable[[str, bool], None] | None = None
 
 
-#: What the key table can hold.
-MOST_PER_MINUTE = 2**31 - 1
+
+class LimitsOfKey(BaseModel):
+    """New limits of a key; what is left out stays."""
+
+    model_config = ConfigDict(extra="forbid")
+    requests_per_minute: int | None = Field(None, ge=0, le=MOST_PER_MINUTE, description="0: limits.requests_per_minute applies.")
+    tokens_per_minute: int | None = Field(None, ge=0, le=MOST_PER_MINUTE, description="0: limits.tokens_per_minute applies.")
+    concurrent: int | None = Field(None, ge=0, le=MOST_CONCURRENT, description="0: limits.concurrent applies.")
+    money_per_day: float | None = Field(None, ge=0, le=MOST_MONEY, allow_inf_nan=False, description="0: limits.money_per_day applies.")
 
 
 class NewKey(BaseModel):
@@ -60,6 +68,8 @@ class NewKey(BaseModel):
     name: str = Field("", max_length=200, description="A name for people.")
     requests_per_minute: int = Field(0, ge=0, le=MOST_PER_MINUTE, description="0: limits.requests_per_minute applies.")
     tokens_per_minute: int = Field(0, ge=0, le=MOST_PER_MINUTE, description="0: limits.tokens_per_minute applies.")
+    concurrent: int = Field(0, ge=0, le=MOST_CONCURRENT, description="0: limits.concurrent applies.")
+    money_per_day: float = Field(0.0, ge=0, le=MOST_MONEY, allow_inf_nan=False, description="0: limits.money_per_day applies.")
 
 
 def create_control(deps: ControlDeps) -> FastAPI:
@@ -164,6 +174,13 @@ def _routes(deps: ControlDeps) -> APIRouter:
         await deps.keys.refresh()
         return _json({"id": record.id, "key": key, "tenant": record.tenant}, 201)
 
+    @router.patch("/api/v1/keys/{key_id}", summary="Change what a key may use")
+    async def limit_key(key_id: str, wanted: LimitsOfKey, who: Annotated[Caller, Depends(admin)]) -> Response:
+        if not await deps.key_store.limit_key(key_id, KeyLimits(**wanted.model_dump())):
+            raise NotFound(f"There is no living key {key_id[:64]!r}.", hint="GET /api/v1/keys lists them.")
+        await deps.keys.refresh()
+        return Response(status_code=204)
+
     @router.delete("/api/v1/keys/{key_id}", summary="Revoke a key")
     async def revoke_key(key_id: str, who: Annotated[Caller, Depends(admin)]) -> Response:
         if not await deps.key_store.revoke_key(key_id):
@@ -185,7 +202,8 @@ def make_key(wanted: NewKey) -> tuple[str, KeyRecord]:
     unix_ns = time.time_ns()
     record = KeyRecord(
         new_key_id(), hash_key(key), wanted.tenant, wanted.role, wanted.name, unix_ns / 1e9,
-        requests_per_minute=wanted.requests_per_minute, tokens_per_minute=wanted.tokens_per_minute,
+        requests_per_minute=wanted.requests_per_minute, tokens_per_minute=wanted.tokens_per_minute, concurrent=wanted.concurrent,
+        money_per_day=wanted.money_per_day,
     )
     return key, record
 

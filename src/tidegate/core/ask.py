@@ -26,6 +26,13 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     ttl_s: int = 0
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
+    concurrent: int = 0
+    money_per_day: float = 0.0
+
+    @property
+    def limited(self) -> bool:
+        """Whether the key carries any limit of its own."""
+        return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrent or self.money_per_day)
 
 
 class Deadline:

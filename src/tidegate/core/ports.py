@@ -184,6 +184,17 @@ class KeyRecord(msgspec.Struct):
     revoked_unix_s: float | None = None
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
+    concurrent: int = 0
+    money_per_day: float = 0.0
+
+
+class KeyLimits(msgspec.Struct, frozen=True):
+    """New limits of a key; None: as it is, 0: no limit of its own."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+    money_per_day: float | None = None
 
 
 class KeyStore(Protocol):
@@ -192,6 +203,10 @@ class KeyStore(Protocol):
     async def add_key(self, key: KeyRecord) -> None: ...
 
     async def list_keys(self) -> list[KeyRecord]: ...
+
+    async def limit_key(self, key_id: str, limits: KeyLimits) -> bool:
+        """Change what the key may use. True where the key exists and is not revoked."""
+        ...
 
     async def revoke_key(self, key_id: str) -> bool:
         """True where the key existed and was not revoked before."""

@@ -12,7 +12,7 @@ import numpy as np
 from tidegate.core.ask import Passage
 from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
 from tidegate.core.flight import FlightRecord
-from tidegate.core.ports import FlightJson, KeptText, KeyRecord, Vectors
+from tidegate.core.ports import FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
 from tidegate.core.search import ANY, Filter, Found, IndexProgress
 from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
@@ -44,6 +44,14 @@ class Memory:
 
     async def list_keys(self) -> list[KeyRecord]:
         return [msgspec.structs.replace(key) for key in sorted(self._keys.values(), key=lambda key: (key.created_unix_s, key.id))]
+
+    async def limit_key(self, key_id: str, limits: KeyLimits) -> bool:
+        key = self._keys.get(key_id)
+        if key is None or key.revoked_unix_s is not None:
+            return False
+        changed = {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
+        self._keys[key_id] = msgspec.structs.replace(key, **changed)
+        return True
 
     async def revoke_key(self, key_id: str) -> bool:
         key = self._keys.get(key_id)

@@ -23,7 +23,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 from tidegate.core.document import Document, NewPassage, Replaced
 from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord
-from tidegate.core.ports import FlightJson, KeptText, KeyRecord, Vectors
+from tidegate.core.ports import FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
 from tidegate.core.search import ANY, Filter, Found, IndexProgress
 from tidegate.stores.clean import clean_struct, clean_text, clean_value
 from tidegate.stores.down import check_dsn, first_line, translate, where
@@ -98,6 +98,9 @@ class Postgres:
 
     async def list_keys(self) -> list[KeyRecord]:
         return await self._structs("list_keys", KeyRecord, {})
+
+    async def limit_key(self, key_id: str, limits: KeyLimits) -> bool:
+        return bool(await self._rows("limit_key", {"id": clean_text(key_id), **msgspec.structs.asdict(limits)}))
 
     async def revoke_key(self, key_id: str) -> bool:
         return bool(await self._rows("revoke_key", {"id": clean_text(key_id)}))
