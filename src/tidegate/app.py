@@ -257,6 +257,7 @@ class Gateway:
                 )
             shared = pool.Pool(self._common.slots, number) if self._common is not None else None
             lane = self.gate.open(models, shared.resize(slots, None) if shared is not None else slots, tenant, lends=own is not None and own.lend)
+            lane.engines = sum(models[0] in member.models for member in self.fleet.members.values()) or 1
             if shared is not None:
                 self._pools |= {(model, tenant): (shared, lane) for model in models}
         self.gate.alias(DEFAULT, self.fleet.default)

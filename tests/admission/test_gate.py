@@ -41,10 +41,12 @@ class World:
             call()
 
     def enter(
-        self, tenant: str = "t", key: str = "k", *, tokens: int = 100, answer: int = 50, deadline_ns: int = 0, request: str = ""
+        self, tenant: str = "t", key: str = "k", *, tokens: int = 100, answer: int = 50, deadline_ns: int = 0, request: str = "", tells: bool = False
     ) -> Place:
         caller = Caller(key, tenant)
-        return self.gate.enter("m", caller, prompt_tokens=tokens, answer_tokens=answer, deadline_ns=deadline_ns, request=request)
+        return self.gate.enter(
+            "m", caller, prompt_tokens=tokens, answer_tokens=answer, deadline_ns=deadline_ns, request=request, tells=tells
+        )
 
     def teach(self, seconds: float) -> None:
         """The engine takes so long for what `enter` asks."""
@@ -263,11 +265,11 @@ def seconds_told(busy: Busy) -> float:
 
 
 def attempt(
-    world: World, tenant: str = "t", key: str = "k", *, tokens: int = 100, deadline_ns: int = 0, request: str = ""
+    world: World, tenant: str = "t", key: str = "k", *, tokens: int = 100, deadline_ns: int = 0, request: str = "", tells: bool = False
 ) -> Place | float:
     """A place, or the seconds after which to come back."""
     try:
-        return world.enter(tenant, key, tokens=tokens, deadline_ns=deadline_ns, request=request)
+        return world.enter(tenant, key, tokens=tokens, deadline_ns=deadline_ns, request=request, tells=tells)
     except Busy as busy:
         return seconds_told(busy)
 
@@ -340,6 +342,17 @@ def test_a_booking_that_nobody_claims_goes_to_its_key() -> None:
     world.fill()
     at_s = refuse(world, request="told")
     world.now += int((at_s + 1.1) * S)
+    assert world.enter(request="changed").booked
+
+
+def test_a_booking_that_nobody_claims_does_not_let_longer_work_in() -> None:
+    """What a key booked for a short request, and nobody came back for, does not let its long one pass."""
+    world = World(1, forecast_s=1.0, booking_lapse_s=5.0)
+    world.teach(5.0)
+    world.fill()
+    at_s = refuse(world, request="told")
+    world.now += int((at_s + 1.1) * S)
+    assert isinstance(attempt(world, tokens=5000, request="long"), float)
     assert world.enter(request="changed").booked
 
 
@@ -520,6 +533,84 @@ def test_a_deadline_that_passes_while_waiting_takes_no_slot() -> None:
     assert turns == [late, next_one]
 
 
+def test_whose_deadline_passed_in_the_queue_is_not_charged() -> None:
+    """A tenant whose long request lost its turn to its deadline stands where it stood: its next one comes before that of a tenant that was served."""
+    world = World(1, forecast_s=600)
+    running = world.enter("other")
+    world.enter("late", tokens=30_000, deadline_ns=world.now + 20 * S)
+    served = world.enter("served", tokens=20_000)
+    last = world.enter("third", tokens=30_000)
+    world.now += 21 * S
+    running.leave(150)  # the late one loses its turn, and the next of the two runs
+    turns: list[str] = []
+    for tenant in ("served", "late"):
+        place = world.enter(tenant, tokens=10)
+        place.on_turn = lambda tenant=tenant: turns.append(tenant)  # type: ignore[misc]
+    assert not served.waits
+    served.leave(20_050)
+    last.leave(30_050)
+    assert turns == ["late"]
+
+
+def test_what_is_unread_keeps_the_next_waiting_until_the_first_token() -> None:
+    """Where the engine has enough to read nobody begins, though slots are free; the first token of what it reads lets the next one in."""
+    world = World(4, forecast_s=600)
+    world.lane.speeds.most_unread = 1000.0
+    first = world.enter(tokens=5000, tells=True)
+    second = world.enter(tokens=10, tells=True)
+    assert second.waits
+    assert world.gate.spare("m", Caller("k", "t"), prompt_tokens=10) is None
+    first.first_token()
+    assert not second.waits
+    assert world.lane.running == 2
+
+
+def test_one_that_never_tells_its_first_token_holds_nobody() -> None:
+    """Whole answers have no first token: they take slots, and are not counted as unread."""
+    world = World(4, forecast_s=600)
+    world.lane.speeds.most_unread = 1000.0
+    assert [world.enter(tokens=5000).waits for _ in range(4)] == [False] * 4
+    assert world.lane.speeds.unread == 0
+
+
+def test_each_engine_of_a_lane_has_a_prompt_to_read() -> None:
+    """However long the prompts are, as many are read at once as there are engines."""
+    world = World(8, forecast_s=600)
+    world.lane.engines = 3
+    world.lane.speeds.most_unread = 0.0
+    assert [world.enter(tokens=30_000, tells=True).waits for _ in range(4)] == [False, False, False, True]
+
+
+def test_what_leaves_unread_lets_the_next_in() -> None:
+    """A client that leaves before its first token takes its prompt with it."""
+    world = World(4, forecast_s=600)
+    world.lane.speeds.most_unread = 0.0
+    first, second = world.enter(tells=True), world.enter(tells=True)
+    first.leave()
+    assert not second.waits
+
+
+def test_forecasts_that_were_too_short_make_the_gate_careful() -> None:
+    """Where waits were over the bound, fewer are let in than before at the same forecast; where they are in time again, as many."""
+    world = World(1, forecast_s=4.0)
+    world.teach(1.0)
+
+    def rounds(seconds: float, often: int) -> None:
+        for _ in range(often):
+            running, waiting = world.enter(), world.enter()
+            world.now += int(seconds * S)
+            running.leave()  # what never ran says nothing about slot times
+            waiting.leave()
+
+    world.lane.times.doubt = 1.0
+    assert world.lane._trust == 1.0
+    rounds(5.0, 40)
+    careful = world.lane._trust
+    assert 0.3 <= careful < 0.7
+    rounds(0.5, 1000)
+    assert world.lane._trust == 1.0
+
+
 def test_a_clock_that_jumps_breaks_nothing() -> None:
     """Back by an hour, on by a year: sums stay bounded, slots are freed, forecasts are numbers."""
     world = World(2, forecast_s=3.0)
@@ -551,12 +642,17 @@ class Machine(RuleBasedStateMachine):
         self.called: dict[int, int] = {}
         self.outcome = {"ran": 0, "gone": 0, "refused": 0, "given up": 0}
         self.came = 0
+        self.told: set[Place] = set()
 
-    @rule(tenant=st.integers(0, 4), tokens=st.sampled_from([1, 100, 5000, 30_000]), left=st.sampled_from([0, 0, 1, 20]))
-    def enter(self, tenant: int, tokens: int, left: int) -> None:
+    @rule(
+        tenant=st.integers(0, 4), tokens=st.sampled_from([1, 100, 5000, 30_000]), left=st.sampled_from([0, 0, 1, 20]),
+        request=st.sampled_from(["", "one", "two"]), tells=st.booleans(),
+    )
+    def enter(self, tenant: int, tokens: int, left: int, request: str, *, tells: bool) -> None:
         self.came += 1
         n = self.came
-        place = attempt(self.world, f"t{tenant}", f"k{tenant}", tokens=tokens, deadline_ns=self.world.now + left * S if left else 0)
+        deadline_ns = self.world.now + left * S if left else 0
+        place = attempt(self.world, f"t{tenant}", f"k{tenant}", tokens=tokens, deadline_ns=deadline_ns, request=request, tells=tells)
         if isinstance(place, float):
             assert place > 0
             self.outcome["refused"] += 1
@@ -584,6 +680,20 @@ class Machine(RuleBasedStateMachine):
         place.leave(tokens)
         assert self.called[n] == called, "who has left is not called"
 
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def first_token(self, data: st.DataObject) -> None:
+        place = self.inside[data.draw(st.sampled_from(sorted(self.inside)))]
+        if not place.waits and place is not FREE:
+            self.told.add(place)
+        place.first_token()
+        place.first_token()
+
+    @rule(tokens=st.sampled_from([0.0, 4000.0, math.inf]))
+    def bound_what_is_unread(self, tokens: float) -> None:
+        self.lane.speeds.most_unread = tokens
+        self.lane.resize(self.lane.slots)
+
     @rule(ms=st.sampled_from([1, 500, 3000, 20_000]))
     def later(self, ms: int) -> None:
         self.world.now += ms * 1_000_000
@@ -602,8 +712,10 @@ class Machine(RuleBasedStateMachine):
         assert lane.running == len(running)
         assert queue.waiting == len(waiting) <= 6
         assert lane._predicted_ns == sum(place.slot_ns for place in running)
-        assert lane._started_ns == sum(place.started_ns for place in running)
-        assert not waiting or (lane.slots and lane.running >= lane.slots), "nobody waits while a slot is free"
+        assert lane._share_ns == pytest.approx(sum(place._share_ns for place in running))
+        assert not waiting or (lane.slots and not lane.has_room()), "nobody waits while one more may begin"
+        reading = [place._prompt_tokens for place in running if place.tells and place not in self.told]
+        assert (lane.speeds.reading, lane.speeds.unread) == (len(reading), sum(reading))
         assert sum(flow.running for flow in queue.flows.values()) == lane.running
         bookings = lane.bookings
         assert bookings.count == sum(bookings._of_flow.values()) <= 25
@@ -618,6 +730,7 @@ class Machine(RuleBasedStateMachine):
                 self.inside.pop(n).leave(1)
         lane = self.lane
         assert (lane.running, lane.queue.waiting, lane.queue.waiting_ns, lane._predicted_ns) == (0, 0, 0, 0)
+        assert (lane.speeds.reading, lane.speeds.unread, lane._share_ns) == (0, 0, 0.0)
         self.world.now += 10**6 * S
         lane.bookings.look(self.world.now)
         assert (lane.bookings.count, lane.queue.soon_ns) == (0, 0)

@@ -18,7 +18,7 @@ from tests.api.conftest import House, add_keys, start_gateway, start_scripted, s
 from tidegate.admission.gate import Gate
 from tidegate.admission.settings import AdmissionSettings
 from tidegate.api import waiting
-from tidegate.core.ask import Caller
+from tidegate.core.ask import Ask, Caller, Deadline
 from tidegate.core.errors import Busy
 from tidegate.core.flight import Flight
 from tidegate.stores.migrate import migrate
@@ -166,6 +166,25 @@ def test_a_third_waits_and_is_told_how_long(gated: House, streams: Streams) -> N
     metrics = httpx.get(gated.url + "/metrics").text
     assert 'tidegate_admission_slots{model="scripted"} 2.0' in metrics
     assert "tidegate_admission_forecast_error_seconds_count" in metrics
+
+
+def test_a_prompt_is_unread_until_the_first_token_of_its_stream(gated: House, streams: Streams) -> None:
+    """The gate is told of first tokens: while both streams run, nothing is left to read for the engine."""
+    fill(gated, streams)
+    until(lambda: lane(gated)["unread_tokens"] == 0, "both first tokens")
+    assert lane(gated)["running"] == 2
+
+
+async def test_only_a_stream_tells_its_first_token() -> None:
+    """Who asks for a whole answer has none that is seen: its prompt does not count as unread."""
+    gate = Gate(AdmissionSettings())
+    bounded = gate.open(["m"], 2)
+    for stream, unread in ((False, 0), (True, 100)):
+        ask = Ask(Flight("test"), Caller("k", "t"), Deadline(60.0), stream=stream)
+        place = waiting.enter(gate, ask, "m", 100, 0)
+        assert bounded.speeds.unread == unread
+        assert (ask.on_first_token is not None) == stream
+        place.leave()
 
 
 def test_who_gets_a_slot_at_once_is_not_told_of_a_queue(gated: House) -> None:

@@ -2,8 +2,8 @@
 
 A refusal books a place for its key at the instant that `Retry-After` names. Instants of a flow follow each other at the rate at which it can be
 served, so that refusals spread as if they had waited. A booking is claimed by the very same request (the digest of its body) at or after its
-instant; one that nobody claimed for a while by any request of its key, for a body may have changed. Who claims one passes whatever the
-forecast is, and has its place in the flow's order by its instant. What nobody claims lapses. A booking never keeps a slot idle: it only
+instant; one that nobody claimed for a while by any request of its key that costs no more, for a body may have changed. Who claims one passes
+whatever the forecast is, and has its place in the flow's order by its instant. What nobody claims lapses. A booking never keeps a slot idle: it only
 counts, with the share of bookings that were claimed lately, as work that comes before a newcomer's.
 
 Pure: no clock of its own, no I/O.
@@ -19,7 +19,7 @@ from tidegate.admission.queue import Flow, Queue
 
 #: A client's clock and the rounding of what it was told may bring it this much too early.
 EARLY_NS = 250_000_000
-#: After this long behind the instant that was told, any request of the key may claim a booking.
+#: After this long behind the instant that was told, any request of the key that costs no more may claim a booking.
 OTHERS_NS = 1_000_000_000
 #: The share of bookings that are claimed is a mean over about so many.
 _NEWEST = 32
@@ -94,13 +94,14 @@ class Bookings:
                 self.lapsed += 1
                 self.claimed = max(_LEAST_SHARE, self.claimed - self.claimed / _NEWEST)
 
-    def claim(self, who: str, request: str, now_ns: int) -> Booking | None:
-        """The request's own booking where it is due, else the key's earliest that nobody claimed for a while; it is closed. Else None."""
+    def claim(self, who: str, request: str, cost: float, now_ns: int) -> Booking | None:
+        """The request's own booking where it is due, else the key's earliest that nobody claimed for a while, if the request costs no more than was
+        booked; it is closed. Else None."""
         own = self._of_request.get((who, request))
         booking = own[0] if own is not None else None
         if booking is None or booking.due_ns > now_ns + EARLY_NS:
             late = self._late_of.get(who)
-            if late is None:
+            if late is None or cost > late[0].cost:
                 return None
             booking = late[0]
         self._close(booking)

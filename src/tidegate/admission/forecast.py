@@ -1,15 +1,15 @@
-"""How much work a request is, how long it will have a slot, and how long one will wait: measured by length class, and by the pace of the lane.
+"""How long a request will have a slot, and how long one will wait for it: by its cost, and by the pace of the lane.
 
-What a request **costs** is told in prompt tokens: those of its prompt, and ANSWER_COST for each token of its answer. By its cost a flow is
-charged and has its order, and it is settled with the true tokens. How long answers are is learnt by length class: the half octave of the
-prompt's tokens and that of the most that may be answered, for each sort of request (a capability, or /v1). A class without measurements begins
-with those of its sort, and that with those of the lane.
+What a request **costs** is told in prompt tokens: those of its prompt, and for each token of its answer what that costs in prompt tokens (see
+speeds.py). By its cost a flow is charged and has its order, and it is settled with the true tokens. How long answers are is learnt (see answers.py)
+for each sort of request: a capability, or /v1, and the half octave of the most that may be answered. What has no measurements begins with those
+of its sort, and that with those of the lane.
 
 How long a slot is held is cost times **pace**. An engine works on many requests together: a short prompt waits inside it for long ones to be read, so
-the time of one request says as much about the others. Two measurements tell the pace of a full lane: its throughput (slots times the
-time between two ends, by what ended) and the slot times of those that filled it. Where the mix of requests changes the truth lies between
-them: the pace is their geometric mean, and how far each is from it is the **doubt**, a factor of at least 1. Newcomers have its benefit;
-booked places are laid out with it against them.
+the time of one request says as much about the others. Three measurements tell the pace of a full lane: its throughput (slots times the time between
+two ends, by what ended), the shares that those had of it behind whom nobody could begin, and the speeds of its engines. Where the mix of requests
+changes they differ, and the truth lies between them: the pace is their geometric mean, and how far the slowest is from it is the **doubt**, a factor
+of at least 1. Newcomers have its benefit; booked places are laid out with it against them.
 
 The wait is that of list scheduling: the slot time ahead, what is left of the running included, spread over the slots; less about half a slot time,
 because the first of several slots is free earlier than their mean.
@@ -21,46 +21,40 @@ from __future__ import annotations
 
 import math
 
-#: What a token of the answer costs, in prompt tokens: between the ratios of a busy GPU (about 14, by the time that it works) and of a small CPU.
-ANSWER_COST = 20
-#: What is thought before anything was measured: tokens of an answer, and the slot time of a prompt token.
-ANSWER_TOKENS = 256.0
+from tidegate.admission.answers import Answers, half_octave
+
+#: What is thought before anything was measured: the slot time of a prompt token.
 TOKEN_NS = 1_000_000.0
-#: A class's mean is over about its newest this many answers, the pace over so many ends.
-_NEWEST = 48
+#: The pace is over about so many ends.
 _PACE_NEWEST = 64
 _KEPT = 1 - 1 / _PACE_NEWEST
 #: Ends before a measurement of the pace is believed.
 _ENOUGH = 8
-#: Answers that the mean of the parent counts for, where a class begins.
-_PRIOR = 1
-#: Classes that are held; what comes beyond is told by the lane.
-_MOST_CLASSES = 4096
+#: Sorts of answers that are held; what comes beyond is told by the lane.
+_MOST_SORTS = 1024
 #: What is beyond is a mistake of a clock or of a caller, not a slot time: a day.
 MOST_NS = 86_400_000_000_000
 _MOST_TOKENS = 1 << 40
 
 
-class LengthClass:
-    """Requests of one length: the mean tokens of their `answer`, over the `seen` newest."""
+class Paced:
+    """Slot time, and the tokens that were done in it: sums that fade. `count`: how many requests are in them."""
 
-    __slots__ = ("answer", "parent", "seen")
+    __slots__ = ("_answers", "_prompts", "_time_ns", "count")
 
-    def __init__(self, parent: LengthClass | None) -> None:
-        self.parent = parent
-        self.answer: float = parent.answer if parent is not None else ANSWER_TOKENS
-        self.seen = 0
+    def __init__(self) -> None:
+        self._time_ns = self._prompts = self._answers = 0.0
+        self.count = 0
 
-    def learn(self, answer_tokens: float) -> None:
-        """A request has ended with so many."""
-        self.seen = seen = self.seen + 1
-        parent = self.parent
-        if parent is None:
-            self.answer += (answer_tokens - self.answer) / (seen if seen < _NEWEST else _NEWEST)
-            return
-        self.answer += (answer_tokens - self.answer) / (_PRIOR + (seen if seen < _NEWEST else _NEWEST))
-        if seen < _NEWEST or seen % 4 == 0:  # what is above needs not each
-            parent.learn(answer_tokens)
+    def add(self, time_ns: float, prompt_tokens: int, answer_tokens: int) -> None:
+        self.count += 1
+        self._time_ns = self._time_ns * _KEPT + time_ns
+        self._prompts = self._prompts * _KEPT + prompt_tokens
+        self._answers = self._answers * _KEPT + answer_tokens
+
+    def pace_ns(self, answer_cost: float) -> float:
+        """Slot time for a cost of 1."""
+        return self._time_ns / (self._prompts + answer_cost * self._answers or 1.0)
 
 
 class ServiceTimes:
@@ -69,81 +63,65 @@ class ServiceTimes:
     def __init__(self) -> None:
         self.pace_ns = TOKEN_NS
         self.doubt = 1.0
-        self._lane = LengthClass(None)
-        self._sorts: dict[str, LengthClass] = {}
-        self._classes: dict[tuple[str, int, int], LengthClass] = {}
-        #: Slot time and cost of the newest (sums that fade), and how many: of throughput while full, of those that filled the lane, of all.
-        self._full_ns = self._full_cost = self._last_ns = self._last_cost = self._all_ns = self._all_cost = 0.0
-        self._fulls = self._lasts = self._ends = 0
+        self._lane = Answers(None)
+        self._sorts: dict[str, Answers] = {}
+        self._answers: dict[tuple[str, int], Answers] = {}
+        #: Of the newest: of throughput while requests waited, of those behind whom nobody could begin, of all.
+        self._full, self._last, self._all = Paced(), Paced(), Paced()
+        self._ends = 0
 
-    def learn(self, length_class: LengthClass, answer_tokens: int, cost: float, took_ns: int, full_ns: int, took_last: bool) -> None:
-        """A request of this class and cost has ended. `full_ns`: slot time since the end before it, where the lane was full all the while, else 0;
-        `took_last`: it had filled the lane when it began."""
-        length_class.learn(answer_tokens)
+    def learn(
+        self, prompt_tokens: int, answer_tokens: int, answer_cost: float, engine_ns: float, took_ns: int, share_ns: int, full_ns: int, took_last: bool
+    ) -> None:
+        """A request of so many tokens has ended. `answer_cost` and `engine_ns`: what a token of the answer costs, and the slot time of a prompt token
+        by the engines' speeds, 0 where that is not known; `share_ns`: its share of the engines, as slot time of a full lane; `full_ns`: slot time
+        since the end before it, where requests waited all the while, else 0; `took_last`: nobody could begin behind it."""
         self._ends = ends = self._ends + 1
         if full_ns:
-            self._fulls += 1
-            self._full_ns = self._full_ns * _KEPT + full_ns
-            self._full_cost = self._full_cost * _KEPT + cost
+            self._full.add(full_ns, prompt_tokens, answer_tokens)
         if took_last:
-            self._lasts += 1
-            self._last_ns = self._last_ns * _KEPT + took_ns
-            self._last_cost = self._last_cost * _KEPT + cost
-        elif self._lasts < _ENOUGH:
-            self._all_ns = self._all_ns * _KEPT + took_ns
-            self._all_cost = self._all_cost * _KEPT + cost
+            self._last.add(share_ns, prompt_tokens, answer_tokens)
+        elif self._last.count < _ENOUGH:
+            self._all.add(took_ns, prompt_tokens, answer_tokens)
         if ends < _PACE_NEWEST or ends % 4 == 0:  # it changes slowly
-            self._tell_pace()
+            self._tell_pace(answer_cost, engine_ns)
 
-    def _tell_pace(self) -> None:
-        if self._lasts < _ENOUGH:
-            if self._all_cost:  # it was hardly ever full
-                self.pace_ns = self._all_ns / self._all_cost
+    def _tell_pace(self, answer_cost: float, engine_ns: float) -> None:
+        if self._last.count < _ENOUGH:
+            if self._all.count:  # it was hardly ever full
+                self.pace_ns = self._all.pace_ns(answer_cost)
             return
-        last = self._last_ns / self._last_cost
-        full = self._full_ns / self._full_cost if self._fulls >= _ENOUGH else last
-        self.pace_ns = math.sqrt(last * full)
-        self.doubt = math.sqrt(last / full if last > full else full / last)
+        measured = [self._last.pace_ns(answer_cost)]
+        if self._full.count >= _ENOUGH:
+            measured.append(self._full.pace_ns(answer_cost))
+        if engine_ns:
+            measured.append(engine_ns)
+        self.pace_ns = pace_ns = math.prod(measured) ** (1 / len(measured))
+        self.doubt = max(max(measured) / pace_ns, 1.0)
 
-    def length_class(self, sort: str, prompt_tokens: int, answer_tokens: int) -> LengthClass:
-        """The class of a request; `answer_tokens`: the most that may be answered, 0 where that is not told."""
-        key = (
-            sort, _HALF_OCTAVES[prompt_tokens] if 0 <= prompt_tokens < 4096 else half_octave(prompt_tokens),
-            _HALF_OCTAVES[answer_tokens] if 0 <= answer_tokens < 4096 else half_octave(answer_tokens),
-        )  # fmt: skip
-        found = self._classes.get(key)
+    def answers(self, sort: str, most_tokens: int) -> Answers:
+        """How long the answers of this sort are; `most_tokens`: the most that may be answered, 0 where that is not told."""
+        key = (sort, half_octave(most_tokens) if most_tokens > 0 else -1)
+        found = self._answers.get(key)
         return found if found is not None else self._open(key)
 
-    def _open(self, key: tuple[str, int, int]) -> LengthClass:
-        if len(self._classes) >= _MOST_CLASSES:
+    def _open(self, key: tuple[str, int]) -> Answers:
+        if len(self._answers) >= _MOST_SORTS:
             return self._lane
         parent = self._sorts.get(key[0])
         if parent is None:
-            parent = self._sorts[key[0]] = LengthClass(self._lane)
-        made = LengthClass(parent)
-        if parent.seen:
-            self._classes[key] = made  # until its sort has been measured, a class has nothing to begin with
+            parent = self._sorts[key[0]] = Answers(self._lane)
+        made = self._answers[key] = Answers(parent)
         return made
 
 
-def half_octave(tokens: int) -> int:
-    """The number of the half octave: 64 to 95 is one, 96 to 127 the next, 128 to 191 the one after. 0 and 1 (and less) are the first."""
-    if tokens < 2:
-        return 0
-    bits = tokens.bit_length()
-    return bits << 1 | (tokens >> (bits - 2)) & 1
-
-
-_HALF_OCTAVES = [half_octave(tokens) for tokens in range(4096)]
-
-
-def cost_of(prompt_tokens: int, answer_tokens: float) -> float:
+def cost_of(prompt_tokens: int, answer_tokens: float, answer_cost: float) -> float:
     """What so many tokens cost, at least 1. Below 0 counts as 0, and absurd numbers as very large ones."""
     if not 0 <= prompt_tokens <= _MOST_TOKENS:
         prompt_tokens = 0 if prompt_tokens < 0 else _MOST_TOKENS
     if not 0 <= answer_tokens <= _MOST_TOKENS:
         answer_tokens = 0 if answer_tokens < 0 else _MOST_TOKENS
-    return prompt_tokens + ANSWER_COST * answer_tokens or 1.0
+    return prompt_tokens + answer_cost * answer_tokens or 1.0
 
 
 def bounded_ns(time_ns: float) -> int:
@@ -160,10 +138,8 @@ def left_ns(predicted_ns: int, age_ns: int) -> int:
 
 
 def wait_ns(slots: int, running: int, mean_ns: float, left: float, ahead: float) -> int:
-    """The forecast wait for a slot. `left`: slot time of the `running` that is left; `mean_ns`: their mean predicted slot time; `ahead`: slot time of
-    those that wait ahead. All in nanoseconds."""
-    if running < slots:
-        return 0
-    wait = (left + ahead) / slots - mean_ns * (slots - 1) / (2 * slots)
-    least = left / (slots * (slots + 1))  # the first of several
+    """The forecast wait for a slot where nobody can begin now. `left`: slot time of the `running` that is left; `mean_ns`: their mean predicted slot
+    time; `ahead`: slot time of those that wait ahead. All in nanoseconds."""
+    wait = (left + ahead) / slots - mean_ns * (running - 1) / (2 * slots)
+    least = left / (slots * (running + 1))  # the first of several
     return int(wait if wait > least else least)

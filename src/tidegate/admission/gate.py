@@ -12,6 +12,7 @@ virtual time.
     if place.waits:
         place.on_turn = wake         # called once: the place runs, or `place.error` says why not
     ...
+    place.first_token()              # of one that entered with `tells`
     place.leave(tokens)
 """
 
@@ -21,10 +22,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tidegate.admission.answers import Answers
 from tidegate.admission.bookings import Bookings
-from tidegate.admission.forecast import MOST_NS, LengthClass, ServiceTimes, bounded_ns, cost_of, left_ns, wait_ns
+from tidegate.admission.forecast import MOST_NS, ServiceTimes, bounded_ns, cost_of, left_ns, wait_ns
 from tidegate.admission.queue import Flow, FlowKey, Item, Queue
 from tidegate.admission.settings import AdmissionSettings, ClassSettings
+from tidegate.admission.speeds import Speeds
 from tidegate.core.ask import Caller
 from tidegate.core.errors import Busy, DeadlineExceeded, SettingsError, TidegateError
 
@@ -33,6 +36,8 @@ STANDARD = "standard"
 #: make all later ones wait. What newcomers take is measured over about this time.
 _BOOKED_LEAST, _BOOKED_MOST = 0.5, 0.9
 _NEWCOMERS_NS = 30_000_000_000
+#: Newcomers whose wait was over the bound make a forecast count for more, those in time for less: about one in fifteen may be late.
+_LATE, _IN_TIME, _LEAST_TRUST = 0.98, 1.0012, 0.3
 #: Who would have a slot within this share of the bound is near its turn.
 _NEAR = 0.25
 #: Places looked at, from a flow's last, for one that may be given up.
@@ -44,19 +49,25 @@ class Place(Item):
     """A request's place. `forecast_ns`: the wait that was forecast; `waited_ns`: what it was; `ahead`: how many waited when it came."""
 
     __slots__ = (
-        "_lane", "_length_class", "_prompt_tokens", "_state", "_took_last", "ahead", "booked", "deadline_ns", "entered_ns", "error", "forecast_ns",
-        "on_turn", "request", "started_ns", "who",
+        "_answers", "_lane", "_prompt_tokens", "_reads", "_share_ns", "_state", "_took_last", "_unread", "ahead", "booked", "deadline_ns",
+        "entered_ns", "error", "forecast_ns", "on_turn", "request", "started_ns", "tells", "who",
     )
 
     who: str
     request: str
     _took_last: bool
+    _share_ns: float
+    _unread: int
 
-    def __init__(self, lane: Lane, flow: Flow, length_class: LengthClass, prompt_tokens: int, cost: float, now_ns: int, deadline_ns: int) -> None:
+    def __init__(
+        self, lane: Lane, flow: Flow, answers: Answers, prompt_tokens: int, cost: float, now_ns: int, deadline_ns: int, tells: bool
+    ) -> None:
         self._lane = lane
         self.flow = flow
-        self._length_class = length_class
+        self._answers = answers
         self._prompt_tokens = prompt_tokens
+        self.tells = tells
+        self._reads = False
         self.cost = cost
         slot_ns = cost * lane.times.pace_ns
         self.slot_ns = int(slot_ns) if 1000.0 <= slot_ns < MOST_NS else bounded_ns(slot_ns)
@@ -83,6 +94,11 @@ class Place(Item):
         """How long it waited for its slot."""
         return self.started_ns - self.entered_ns
 
+    def first_token(self) -> None:
+        """The first token of its answer is there. Only the first call of a place that `tells` and runs does something."""
+        if self._reads:
+            self._lane._first_token(self)
+
     def outlook_ns(self) -> int:
         """The whole wait of a place that waits, as it is forecast now, less the doubt."""
         return self._lane._outlook_ns(self)
@@ -108,7 +124,7 @@ class _Free(Place):
     def __init__(self) -> None:
         self.forecast_ns = self.entered_ns = self.started_ns = self.ahead = self.slot_ns = 0
         self._state = _RUNS
-        self.booked = False
+        self.booked = self.tells = self._reads = False
         self.on_turn = self.error = None
 
     @property
@@ -128,15 +144,18 @@ class Lane:
     def __init__(self, name: str, slots: int, settings: AdmissionSettings, clock_ns: Callable[[], int]) -> None:
         self.name = name
         self.slots = slots
+        #: How many prompts are read at once in any case: so many engines there are.
+        self.engines = 1
         self.running = 0
         self.queue = Queue()
         self.times = ServiceTimes()
+        self.speeds = Speeds(clock_ns())
         self._bound_ns = int(settings.forecast_s * 1e9)
         self.bookings = Bookings(self.queue, settings.bookings, int(settings.booking_lapse_s * 1e9), self._bound_ns)
         self._most_waiting = settings.queue
         self._aging = settings.aging
         self._clock_ns = clock_ns
-        self._predicted_ns = self._started_ns = 0  # of all that run: their slot times, and the instants at which they began
+        self._predicted_ns, self._share_ns = 0, 0.0  # of all that run: their slot times, and what a share of the engines was when they began
         self._looked_ns = 0  # when places that wait were last looked at, whether they can still be served in time
         self._newcomers_ns, self._newcomers_since_ns = 0, clock_ns()  # slot time of those that began without a booking, and since when
         self._moved_ns = 0  # when the last free slot was taken last: since then nobody has left, where all are still taken
@@ -149,16 +168,18 @@ class Lane:
         self.entered = self.waited = self.refused = self.given_up = 0
         #: How far forecasts were off, as a mean over the newest, in nanoseconds.
         self.error_ns = 0.0
+        self._trust = 1.0  # the part of the bound that a forecast may be: less where newcomers waited longer than that lately
 
     # -- in
 
     def enter(
         self, key: FlowKey, weight: float, who: str, prompt_tokens: int, answer_tokens: int = 0, *, sort: str = "", request: str = "",
-        deadline_ns: int = 0, within_ns: int = 0,
+        deadline_ns: int = 0, within_ns: int = 0, tells: bool = False,
     ) -> Place:
         """A place that runs or waits. `who`: the key for which a place is booked where this one is refused, and `request` what is the same where the
-        very request comes back; `sort`: what kind it is, for its length class; `answer_tokens`: the most that may be answered, 0 where that is
-        not said; `deadline_ns`: by this clock, 0 for none; `within_ns`: the longest wait that is of use to this one, 0 for the lane's own bound.
+        very request comes back; `sort`: what kind it is, for how long its answers are; `answer_tokens`: the most that may be answered, 0 where that
+        is not said; `deadline_ns`: by this clock, 0 for none; `within_ns`: the longest wait that is of use to this one, 0 for the lane's own bound;
+        `tells`: the place will be told its first token, and its prompt counts as unread until then.
 
         Raises Busy where the wait would be too long, for the bound or for the deadline; DeadlineExceeded where that has passed.
         """
@@ -167,12 +188,12 @@ class Lane:
         now_ns = self._clock_ns()
         if deadline_ns and deadline_ns <= now_ns:
             raise _too_late()
-        length_class = self.times.length_class(sort, prompt_tokens, answer_tokens)
-        answer = length_class.answer
-        cost = cost_of(prompt_tokens, answer if answer < answer_tokens or answer_tokens <= 0 else answer_tokens)
+        answers = self.times.answers(sort, answer_tokens)
+        answer = answers.expect(prompt_tokens)
+        cost = cost_of(prompt_tokens, answer if answer < answer_tokens or answer_tokens <= 0 else answer_tokens, self.speeds.answer_cost)
         queue = self.queue
-        place = Place(self, queue.flow(key, weight), length_class, prompt_tokens, cost, now_ns, deadline_ns)
-        if self.running < self.slots and not self.bookings.count:  # where a slot is free nothing waits
+        place = Place(self, queue.flow(key, weight), answers, prompt_tokens, cost, now_ns, deadline_ns, tells)
+        if self.running < self.slots and not self.bookings.count and not queue.waiting and self._may_read():
             queue.charge(place.flow, cost)
             self._start(place, now_ns)
             return place
@@ -185,10 +206,10 @@ class Lane:
         order = int(place.cost * self.times.pace_ns + self._aging * now_ns)
         if bookings.count:
             bookings.look(now_ns)
-            if (booking := bookings.claim(place.who, place.request, now_ns)) is not None:
+            if (booking := bookings.claim(place.who, place.request, place.cost, now_ns)) is not None:
                 place.booked = True
                 order = int(self._aging * min(booking.due_ns, now_ns))  # booked places among each other: by their instant
-            if self.running < self.slots:
+            if not queue.waiting and self.has_room():
                 queue.charge(flow, place.cost)
                 self._start(place, now_ns)
                 return place
@@ -203,7 +224,7 @@ class Lane:
                 bound_ns = within_ns
             if deadline_ns and deadline_ns - now_ns < bound_ns:
                 bound_ns = deadline_ns - now_ns
-            most_ns = self.times.doubt * bound_ns
+            most_ns = self.times.doubt * bound_ns * self._trust
             least_ns = self._wait_ns(ahead[0] + bookings.claimed * flow.soon_ns, now_ns)  # of its own flow alone
             place.forecast_ns, with_booked_ns = (least_ns, least_ns) if least_ns > most_ns else self._forecast_ns(place, ahead, now_ns)
             if with_booked_ns > most_ns:
@@ -223,9 +244,14 @@ class Lane:
     def _free(self, place: Place, tokens: int, answer_tokens: int | None) -> None:
         now_ns = self._clock_ns()
         took_ns = bounded_ns(now_ns - place.started_ns)
+        speeds = self.speeds
+        speeds.pass_time(now_ns, self.running, self.slots)
+        if place._reads:
+            place._reads = False
+            speeds.leave(place._prompt_tokens)
         self.running -= 1
         self._predicted_ns -= place.slot_ns
-        self._started_ns -= place.started_ns
+        self._share_ns = self._share_ns - place._share_ns if self.running else 0.0  # what is left is rounding
         flow, queue = place.flow, self.queue
         flow.running -= 1
         self._learn(place, tokens, answer_tokens, took_ns, now_ns)
@@ -248,10 +274,27 @@ class Lane:
             return
         if answer_tokens is None:
             answer_tokens = max(0, tokens - place._prompt_tokens)
-        cost = cost_of(tokens - answer_tokens, answer_tokens)
+        prompt_tokens, speeds = tokens - answer_tokens, self.speeds
+        place._answers.learn(place._prompt_tokens, answer_tokens)
+        speeds.end(answer_tokens)
+        cost = cost_of(prompt_tokens, answer_tokens, speeds.answer_cost)
         full_ns = max(0, now_ns - full_ns) * self.slots if full_ns else 0
-        self.times.learn(place._length_class, answer_tokens, cost, took_ns, full_ns, place._took_last)
+        share_ns = bounded_ns((speeds.share_ns - place._share_ns) * self.slots)
+        self.times.learn(
+            prompt_tokens, answer_tokens, speeds.answer_cost, speeds.read_ns * self.slots, took_ns, share_ns, full_ns, place._took_last
+        )
         queue.settle(place.flow, cost - place.cost)
+
+    def _first_token(self, place: Place) -> None:
+        now_ns = self._clock_ns()
+        speeds = self.speeds
+        speeds.pass_time(now_ns, self.running, self.slots)
+        place._reads = False
+        speeds.leave(place._prompt_tokens)
+        part = self.running / self.slots if self.running < self.slots else 1.0
+        speeds.first_token(place._prompt_tokens, place._unread, now_ns - place.started_ns, part)
+        if self.queue.waiting:
+            self._dispatch(now_ns)
 
     def _outlook_ns(self, place: Place) -> int:
         flow, now_ns = place.flow, self._clock_ns()
@@ -274,9 +317,17 @@ class Lane:
 
     # -- the turn
 
+    def has_room(self) -> bool:
+        """Whether one more may begin: a slot is free, and the engines have not too much to read."""
+        return self.running < self.slots and self._may_read()
+
+    def _may_read(self) -> bool:
+        speeds = self.speeds
+        return speeds.unread <= speeds.most_unread or speeds.reading < self.engines
+
     def _dispatch(self, now_ns: int) -> None:
         queue = self.queue
-        while queue.waiting and (self.running < self.slots or not self.slots):
+        while queue.waiting and (self.has_room() or not self.slots):
             place = queue.pop()
             assert isinstance(place, Place), "what waits is a place"
             if place.deadline_ns and place.deadline_ns <= now_ns:
@@ -284,30 +335,39 @@ class Lane:
                 self._refuse(place, _too_late())
                 continue
             self.waited += 1
+            if not place.booked:
+                late = now_ns - place.entered_ns > self._bound_ns
+                self._trust = max(_LEAST_TRUST, self._trust * _LATE) if late else min(1.0, self._trust * _IN_TIME)
             self._start(place, now_ns)
             self.error_ns += (abs(place.waited_ns - place.forecast_ns) - self.error_ns) / min(self.waited, 32)
             if place.on_turn is not None:
                 place.on_turn()
 
     def _start(self, place: Place, now_ns: int) -> None:
+        speeds = self.speeds
+        speeds.pass_time(now_ns, self.running, self.slots)
         place._state = _RUNS
         place.started_ns = now_ns
+        place._share_ns = speeds.share_ns
+        if place.tells:
+            place._reads = True
+            place._unread = speeds.begin(place._prompt_tokens)
         place.flow.running += 1
         self.running += 1
-        place._took_last = self.running >= self.slots
+        place._took_last = not self.has_room()
         if place._took_last:
             self._moved_ns = now_ns
         if not place.booked:
             self._newcomers_ns += place.slot_ns
         self.entered += 1
         self._predicted_ns += place.slot_ns
-        self._started_ns += now_ns
+        self._share_ns += place._share_ns
 
     # -- forecasts
 
     def forecast_ns(self) -> int:
         """What a newcomer would wait behind all that waits."""
-        if not self.slots or self.running < self.slots:
+        if not self.slots or self.has_room():
             return 0
         return self._wait_ns(self.queue.waiting_ns, self._clock_ns())
 
@@ -329,11 +389,12 @@ class Lane:
     def _wait_ns(self, ahead_ns: float, now_ns: int) -> int:
         """The wait behind so much slot time. Only where something runs."""
         running, predicted_ns = self.running, self._predicted_ns
-        return wait_ns(self.slots, running, predicted_ns / running, left_ns(predicted_ns, running * now_ns - self._started_ns), ahead_ns)
+        return wait_ns(self.slots, running, predicted_ns / running, self._left(now_ns), ahead_ns)
 
     def _left(self, now_ns: int) -> int:
         """Slot time of the running that is left."""
-        return left_ns(self._predicted_ns, self.running * now_ns - self._started_ns)
+        self.speeds.pass_time(now_ns, self.running, self.slots)
+        return left_ns(self._predicted_ns, int((self.running * self.speeds.share_ns - self._share_ns) * self.slots))
 
     # -- refusals
 
@@ -407,6 +468,7 @@ class Lane:
             "slots": self.slots, "running": self.running, "waiting": self.queue.waiting, "booked": self.bookings.count,
             "forecast_s": round(self.forecast_ns() / 1e9, 3), "forecast_bound_s": self._bound_ns / 1e9,
             "forecast_error_s": round(self.error_ns / 1e9, 3), "waited": self.waited, "refused": self.refused, "given_up": self.given_up,
+            "unread_tokens": self.speeds.unread, "answer_cost": round(self.speeds.answer_cost, 1),
         }
 
 
@@ -504,7 +566,7 @@ class Gate:
 
     def enter(
         self, model: str, caller: Caller, *, prompt_tokens: int, answer_tokens: int = 0, capability: str = "", request: str = "",
-        deadline_ns: int = 0, within_ns: int = 0,
+        deadline_ns: int = 0, within_ns: int = 0, tells: bool = False,
     ) -> Place:
         """A place in the model's lane; FREE where nothing bounds it. `request`: the same where the same request comes back, e.g. the digest of its
         body. Raises as Lane.enter does."""
@@ -517,7 +579,7 @@ class Gate:
             lending.settle(coming=lane)
         place = lane.enter(
             (name, caller.tenant), self._weights[name], caller.key_id, prompt_tokens, answer_tokens, sort=capability, request=request,
-            deadline_ns=deadline_ns, within_ns=within_ns,
+            deadline_ns=deadline_ns, within_ns=within_ns, tells=tells,
         )
         if lending is not None:
             lending.settle()
@@ -527,7 +589,7 @@ class Gate:
         """A slot that is free now and that nobody waits for or has booked; None where there is none: it is never a place in the queue. FREE where
         nothing bounds the model's lane."""
         lane = (self._own.get(caller.tenant, self.lanes) if self._own else self.lanes).get(model)
-        if lane is not None and lane.slots and (lane.running >= lane.slots or lane.queue.waiting or lane.bookings.count):
+        if lane is not None and lane.slots and (not lane.has_room() or lane.queue.waiting or lane.bookings.count):
             return None
         return self.enter(model, caller, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens, capability=capability)
 

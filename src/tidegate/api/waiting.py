@@ -29,13 +29,16 @@ def enter(gate: Gate | None, ask: Ask, model: str, prompt_tokens: int, answer_to
     if gate is None:
         return FREE
     try:
-        return gate.enter(
+        place = gate.enter(
             model, ask.caller, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens, capability=ask.capability,
-            request=ask.flight.request_sha256, deadline_ns=ask.deadline.at_ns, within_ns=int(within_s * 1e9),
+            request=ask.flight.request_sha256, deadline_ns=ask.deadline.at_ns, within_ns=int(within_s * 1e9), tells=ask.stream,
         )
     except TidegateError as error:
         _note_refusal(ask.flight, error)
         raise
+    if place.tells:
+        ask.on_first_token = place.first_token
+    return place
 
 
 async def turn(place: Place, flight: Flight, within_s: float = 0.0) -> None:

@@ -128,7 +128,7 @@ ShowsUsage = Literal["never", "last", "always"]
 class Ask:
     """One request on its way. Rooms read what they need and add what they make; every field has one writer.
 
-    - api: caller, deadline, flight, capability, stream, input, call (on /v1), emit, shows_usage
+    - api: caller, deadline, flight, capability, stream, input, call (on /v1), emit, shows_usage, on_first_token
     - the door and `fit`: notes
     - retrieve, shard: passages
     - prompt: call
@@ -139,8 +139,8 @@ class Ask:
     """
 
     __slots__ = (
-        "answer", "aside", "call", "caller", "capability", "deadline", "emit", "flight", "input", "landing", "notes", "passages", "running",
-        "shows_usage", "stream", "text", "ticket", "whole",
+        "answer", "aside", "call", "caller", "capability", "deadline", "emit", "flight", "input", "landing", "notes", "on_first_token", "passages",
+        "running", "shows_usage", "stream", "text", "ticket", "whole",
     )
 
     def __init__(self, flight: Flight, caller: Caller, deadline: Deadline, *, stream: bool = False, emit: Emit | None = None) -> None:
@@ -157,6 +157,8 @@ class Ask:
         self.whole: EngineAnswer | None = None
         self.answer: dict[str, Any] | None = None
         self.ticket = ""
+        #: Told when the first token of a streamed answer is there: whoever let the request in frees what its prompt held.
+        self.on_first_token: Callable[[], None] | None = None
         self.landing: Landing | None = None
         #: What the caller is told beside the answer, in a header and in the answer: name -> facts, never text.
         self.notes: dict[str, Any] | None = None

@@ -310,7 +310,10 @@ class Legs:
 
     def _first(self, chunk: Chunk) -> None:
         self._waits_first = False
-        self._ask.flight.lap("engine.first_token", chunk.at_ns)
+        ask = self._ask
+        ask.flight.lap("engine.first_token", chunk.at_ns)
+        if ask.on_first_token is not None:
+            ask.on_first_token()
         if self._budget is not None:
             self._budget.reschedule(None)
             self._budget = None

@@ -62,6 +62,8 @@ class Engine:
         self.speed = speed
         self.free = speed.slots
         self.next_ns: int | None = None
+        #: Those whose first token has come, until somebody looks.
+        self.first: list[Job] = []
         self._reading: deque[_Prompt] = deque()
         #: (value of the counter at which it ends, number, job)
         self._streams: list[tuple[int, int, Job]] = []
@@ -83,7 +85,8 @@ class Engine:
             self._run(min(self._steps, done + 1))
 
     def advance(self, now_ns: int) -> list[Job]:
-        """Let the time come: the requests whose answers ended by now, in order. First tokens are stamped into their jobs."""
+        """Let the time come: the requests whose answers ended by now, in order. First tokens are stamped into their jobs, and these
+        listed in `first`."""
         ended: list[Job] = []
         while self.next_ns is not None and self.next_ns <= now_ns:
             at_ns = self.next_ns
@@ -101,6 +104,7 @@ class Engine:
             reads -= prompt.left
             job = prompt.job
             job.first_ns = at_ns
+            self.first.append(job)
             if job.output > 1:
                 heapq.heappush(self._streams, (self._counter + job.output - 1, job.number, job))
             else:

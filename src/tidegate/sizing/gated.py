@@ -38,7 +38,7 @@ class Gated:
         caller = Caller(key_id=f"key of {job.tenant}", tenant=job.tenant)
         try:
             place = self._gate.enter(
-                _MODEL, caller, prompt_tokens=job.guessed or job.prompt, answer_tokens=job.told, request=str(job.number)
+                _MODEL, caller, prompt_tokens=job.guessed or job.prompt, answer_tokens=job.told, request=str(job.number), tells=True
             )
         except TidegateError as error:
             return Refused(error.retry_after_s)
@@ -51,6 +51,10 @@ class Gated:
 
     def take(self, now_ns: int) -> Job | None:
         return self._ready.pop(0) if self._ready else None
+
+    def first(self, job: Job, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._places[job].first_token()
 
     def leave(self, job: Job, now_ns: int) -> None:
         self._now_ns = now_ns

@@ -43,6 +43,10 @@ class Policy(Protocol):
         """Who gets the slot that is free now; None: nobody wants it."""
         ...
 
+    def first(self, job: Job, now_ns: int) -> None:
+        """The first token of its answer is there: its prompt is read."""
+        ...
+
     def leave(self, job: Job, now_ns: int) -> None:
         """An answer ended; its slot is free."""
         ...
@@ -78,6 +82,9 @@ class Ordered:
                 return job
             self._dropped.append((job, Refused(None)))
         return None
+
+    def first(self, job: Job, now_ns: int) -> None:
+        pass
 
     def leave(self, job: Job, now_ns: int) -> None:
         pass

@@ -44,7 +44,11 @@ class Simulation:
         """Until nothing moves any more. What happened stands in the jobs."""
         engine, policy = self.engine, self.policy
         while (now_ns := self._soonest()) is not None:
-            for job in engine.advance(now_ns) if engine.next_ns is not None and engine.next_ns <= now_ns else ():
+            ended = engine.advance(now_ns) if engine.next_ns is not None and engine.next_ns <= now_ns else ()
+            first, engine.first = engine.first, []
+            for job in first:
+                policy.first(job, now_ns)
+            for job in ended:
                 policy.leave(job, now_ns)
             self._fill(now_ns)
             for job in self._coming(now_ns):
