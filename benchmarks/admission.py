@@ -1,8 +1,8 @@
 """What admission costs a request, in CPU time of this process: `python benchmarks/admission.py`; writes results/admission.json.
 
 A gate under a virtual clock, with loads below and beyond what its slots can do. Counted is everything that the gate does for a request: entering,
-waiting, being refused, having its turn, leaving. The clock of the CPU is read once for thousands of requests: the events of a run are recorded
-first, and then replayed on a fresh gate with nothing else between.
+waiting, being refused, having its turn, its first token, leaving. The clock of the CPU is read once for thousands of requests: the events of a run
+are recorded first, and then replayed on a fresh gate with nothing else between.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from tidegate.core.errors import Busy
 REQUESTS = 10_000
 ROUNDS = 7
 SECOND = 1_000_000_000
+#: The part of a request's time in its slot after which its first token is there.
+FIRST = 0.1
 #: Slots, tenants, and the load as a share of what the slots can do.
 LOADS = ((16, 1, 0.3), (16, 20, 0.3), (16, 1, 0.95), (16, 20, 0.95), (16, 1, 1.5), (16, 20, 1.5), (16, 200, 1.5), (256, 20, 1.5))
 
@@ -41,7 +43,7 @@ class Load:
         for _ in range(REQUESTS):
             at_s += chance.expovariate(load * slots)
             self.begins.append(int(at_s * SECOND))
-        #: (instant, job, 1 where it comes, 0 where it leaves), as it happened.
+        #: (instant, job, 1 where it comes, 2 where its first token is there, 0 where it leaves), as it happened.
         self.events: list[tuple[int, int, int]] = []
         self.refused = self.waited = self.came = 0
         self._record()
@@ -64,12 +66,16 @@ class Load:
             if isinstance(error, Busy):
                 back(n, error)
             else:
+                heapq.heappush(ahead, (now[0] + int(self.jobs[n][1] * FIRST * SECOND), n, 2))
                 heapq.heappush(ahead, (now[0] + int(self.jobs[n][1] * SECOND), n, 0))
 
         while ahead:
             event = heapq.heappop(ahead)
             now[0], n, comes = event
             self.events.append(event)
+            if comes == 2:
+                places[n].first_token()
+                continue
             if not comes:
                 places.pop(n).leave(self.jobs[n][0] + 100, 100)
                 continue
@@ -86,7 +92,7 @@ class Load:
                 turn(n)
 
     def _enter(self, gate: Gate, n: int) -> Place:
-        return gate.enter("m", self.callers[n % len(self.callers)], prompt_tokens=self.jobs[n][0], request=str(n), deadline_ns=1 << 62)
+        return gate.enter("m", self.callers[n % len(self.callers)], prompt_tokens=self.jobs[n][0], request=str(n), deadline_ns=1 << 62, tells=True)
 
     def us(self) -> float:
         """CPU microseconds of the gate for each that comes, the best of some rounds: other work on the same cores only ever adds."""
@@ -103,14 +109,15 @@ class Load:
             if make is None:  # what the replay itself costs
                 _nothing(callers[n % count], prompt_tokens=jobs[n][0], request=str(n), deadline_ns=1 << 62)
                 continue
-            if comes:
+            if comes == 1:
                 try:
-                    places[n] = gate.enter("m", callers[n % count], prompt_tokens=jobs[n][0], request=str(n), deadline_ns=1 << 62)
+                    places[n] = gate.enter("m", callers[n % count], prompt_tokens=jobs[n][0], request=str(n), deadline_ns=1 << 62, tells=True)
                 except Busy:
                     places[n] = None
-            else:
-                place = places[n]
-                if place is not None:
+            elif (place := places[n]) is not None:
+                if comes:
+                    place.first_token()
+                else:
                     place.leave(jobs[n][0] + 100, 100)
         return time.process_time_ns() - begin_ns
 

@@ -72,9 +72,12 @@ class Answers:
         counts[at] += 1.0
         sums[at] += answer_tokens
         squares[at] += answer_tokens * answer_tokens
-        self._lowest, self._highest = min(self._lowest, at), max(self._highest, at)
+        if at < self._lowest:
+            self._lowest = at
+        if at > self._highest:
+            self._highest = at
         self._tell(answer_tokens)
-        if self.seen < _ENOUGH or self.seen % 8 == 0:  # it changes slowly
+        if self.seen < _ENOUGH or self.seen % (8 if self.seen < 4 * _NEWEST else 64) == 0:  # it changes slowly
             self._draw()
 
     def _tell(self, answer_tokens: float) -> None:

@@ -140,6 +140,11 @@ def left_ns(predicted_ns: int, age_ns: int) -> int:
 def wait_ns(slots: int, running: int, mean_ns: float, left: float, ahead: float) -> int:
     """The forecast wait for a slot where nobody can begin now. `left`: slot time of the `running` that is left; `mean_ns`: their mean predicted slot
     time; `ahead`: slot time of those that wait ahead. All in nanoseconds."""
-    wait = (left + ahead) / slots - mean_ns * (running - 1) / (2 * slots)
-    least = left / (slots * (running + 1))  # the first of several
+    first, least = first_ns(slots, running, mean_ns, left)
+    wait = first + ahead / slots
     return int(wait if wait > least else least)
+
+
+def first_ns(slots: int, running: int, mean_ns: float, left: float) -> tuple[float, float]:
+    """The wait behind nobody, but for what waits ahead spread over the slots, and the least that any is."""
+    return left / slots - mean_ns * (running - 1) / (2 * slots), left / (slots * (running + 1))  # the first of several

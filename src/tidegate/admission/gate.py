@@ -24,7 +24,7 @@ from typing import Any
 
 from tidegate.admission.answers import Answers
 from tidegate.admission.bookings import Bookings
-from tidegate.admission.forecast import MOST_NS, ServiceTimes, bounded_ns, cost_of, left_ns, wait_ns
+from tidegate.admission.forecast import MOST_NS, ServiceTimes, bounded_ns, cost_of, first_ns, left_ns
 from tidegate.admission.queue import Flow, FlowKey, Item, Queue
 from tidegate.admission.settings import AdmissionSettings, ClassSettings
 from tidegate.admission.speeds import Speeds
@@ -216,8 +216,9 @@ class Lane:
         place.order = order
         place.ahead = queue.waiting
         ahead = queue.ahead(flow, order)
+        first = self._first(now_ns)
         if place.booked:
-            place.forecast_ns, _ = self._forecast_ns(place, ahead, now_ns)
+            place.forecast_ns, _ = self._forecast_ns(place, ahead, first)
         else:
             bound_ns, deadline_ns = self._bound_ns, place.deadline_ns
             if 0 < within_ns < bound_ns:
@@ -225,8 +226,8 @@ class Lane:
             if deadline_ns and deadline_ns - now_ns < bound_ns:
                 bound_ns = deadline_ns - now_ns
             most_ns = self.times.doubt * bound_ns * self._trust
-            least_ns = self._wait_ns(ahead[0] + bookings.claimed * flow.soon_ns, now_ns)  # of its own flow alone
-            place.forecast_ns, with_booked_ns = (least_ns, least_ns) if least_ns > most_ns else self._forecast_ns(place, ahead, now_ns)
+            least_ns = self._wait_ns(ahead[0] + bookings.claimed * flow.soon_ns, first)  # of its own flow alone
+            place.forecast_ns, with_booked_ns = (least_ns, least_ns) if least_ns > most_ns else self._forecast_ns(place, ahead, first)
             if with_booked_ns > most_ns:
                 self.refused += 1
                 raise self._busy(place, now_ns)
@@ -300,7 +301,7 @@ class Lane:
         flow, now_ns = place.flow, self._clock_ns()
         ahead_ns, ahead_cost = self.queue.ahead(flow, place.order)
         # it stands among them itself
-        wait_ns, _ = self._forecast_ns(place, (max(0, ahead_ns - place.slot_ns), max(0.0, ahead_cost - place.cost)), now_ns)
+        wait_ns, _ = self._forecast_ns(place, (max(0, ahead_ns - place.slot_ns), max(0.0, ahead_cost - place.cost)), self._first(now_ns))
         # Where nobody has left for so long, nobody is expected to leave sooner than in as long again, whatever was forecast.
         stuck_ns = now_ns - self._moved_ns
         return now_ns - place.entered_ns + max(int(wait_ns / self.times.doubt), stuck_ns)
@@ -369,27 +370,33 @@ class Lane:
         """What a newcomer would wait behind all that waits."""
         if not self.slots or self.has_room():
             return 0
-        return self._wait_ns(self.queue.waiting_ns, self._clock_ns())
+        return self._wait_ns(self.queue.waiting_ns, self._first(self._clock_ns()))
 
-    def _forecast_ns(self, place: Place, ahead: tuple[int, float], now_ns: int) -> tuple[int, int]:
+    def _forecast_ns(self, place: Place, ahead: tuple[int, float], first: tuple[float, float]) -> tuple[int, int]:
         """The wait of a place behind this slot time and cost of its flow's own; and its wait if all that is booked for soon came before it. A
         newcomer is admitted by the second, so that those who come back as told do not wait for it."""
         flow, queue = place.flow, self.queue
         if not queue.soon_ns or place.booked:
-            wait = self._wait_ns(ahead[0] + queue.rivals_ns(flow, ahead[1])[0], now_ns)
+            wait = self._wait_ns(ahead[0] + queue.rivals_ns(flow, ahead[1])[0], first)
             return wait, wait
         claimed = self.bookings.claimed
         before, before_soon = queue.rivals_ns(flow, ahead[1], claimed)
-        wait = self._wait_ns(ahead[0] + before, now_ns)
+        wait = self._wait_ns(ahead[0] + before, first)
         # Booked places that become due while it waits come before it, as long as its own work has not aged away: a part of the slots is theirs.
         part = min(0.99, claimed * queue.soon_ns / (self.slots * self._bound_ns))
         forecast = int(min(wait / (1.0 - part), wait + part * place.slot_ns / self._aging))
-        return forecast, self._wait_ns(ahead[0] + claimed * flow.soon_ns + before_soon, now_ns)
+        return forecast, self._wait_ns(ahead[0] + claimed * flow.soon_ns + before_soon, first)
 
-    def _wait_ns(self, ahead_ns: float, now_ns: int) -> int:
-        """The wait behind so much slot time. Only where something runs."""
+    def _wait_ns(self, ahead_ns: float, first: tuple[float, float]) -> int:
+        """The wait behind so much slot time; `first`: see `_first`."""
+        wait, least = first
+        wait += ahead_ns / self.slots
+        return int(wait if wait > least else least)
+
+    def _first(self, now_ns: int) -> tuple[float, float]:
+        """The wait behind nobody, and the least of all. Only where something runs."""
         running, predicted_ns = self.running, self._predicted_ns
-        return wait_ns(self.slots, running, predicted_ns / running, self._left(now_ns), ahead_ns)
+        return first_ns(self.slots, running, predicted_ns / running, self._left(now_ns))
 
     def _left(self, now_ns: int) -> int:
         """Slot time of the running that is left."""
@@ -418,11 +425,12 @@ class Lane:
         now, not later. Who is near its turn stays."""
         if self._left(now_ns) + self.queue.waiting_ns <= _NEAR * self._bound_ns * self.slots:  # even the last of all is near its turn
             return
+        first = self._first(now_ns)
         for _ in range(_LOOK_BACK):
             last = _last(flow)
             if last is None:
                 return
-            wait, _ = self._forecast_ns(last, (flow.waiting_ns - last.slot_ns, flow.waiting_cost - last.cost), now_ns)
+            wait, _ = self._forecast_ns(last, (flow.waiting_ns - last.slot_ns, flow.waiting_cost - last.cost), first)
             if wait <= max(self.times.doubt * (self._bound_ns - (now_ns - last.entered_ns)), _NEAR * self._bound_ns):
                 return
             self._give_up(last, now_ns)
