@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/admission_real.py --scripted [--seeds 0 1] [--loads code-0.6 ...]
 
 The scripted engine works in steps that all its answers share (`tidegate scripted --speeds`), so its speeds do not change with the machine's. For each
-load the simulator makes its forecast first, of the trace alone; then the same requests are sent at the same instants to a gateway that was just
-started: key check, gate with its usual settings, spool and PostgreSQL are those of users. Runs are added to results/admission_real.json.
+load the requests are sent to a gateway that was just started: key check, gate with its usual settings, spool and PostgreSQL are those of users. The
+simulator is given the same requests at the instants at which they were sent, the engine's speeds, and nothing else of what happened. Runs are added to
+results/admission_real.json.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ENGINES = {
 REQUESTS = 240
 QUANTILES = ("p50", "p95", "p99")
 #: A load is simulated so many times, each time with all arrivals moved by up to so many seconds.
-FORECASTS, JITTER_S = 9, 0.005
+FORECASTS, JITTER_S = 9, 0.001
 (GATE,) = tidegate()["tidegate"]
 #: How much is tolerated between forecast and measurement.
 TOLERANCE = 0.2
@@ -121,7 +122,6 @@ def body(job: Job) -> dict[str, Any]:
 
 def run(load: Load, seed: int, home: Path, dsn: str, keys: dict[str, str]) -> dict[str, Any]:
     trace, scenario = load.scenario()
-    forecasts = forecast(trace, scenario, seed)
     jobs = make_jobs(trace, scenario, seed)
     with contextlib.ExitStack() as parts:
         url = parts.enter_context(engine(ENGINES[load.trace][1]))
@@ -130,19 +130,20 @@ def run(load: Load, seed: int, home: Path, dsn: str, keys: dict[str, str]) -> di
         driver = OpenLoop(door, keys, body, scenario.returns, seed)
         asyncio.run(driver.run(jobs))
         driver.read_flights()
+    forecasts = forecast(trace, scenario, seed, driver.sent_ns)
     real = measure([job for job in jobs if job.counted], scenario)
     return {"scenario": load.trace, "rate": round(scenario.rate, 2), "speed": scenario.speed, **compared(forecasts, real)}
 
 
-def forecast(trace: Trace, scenario: Scenario, seed: int) -> list[Measures]:
-    """What the simulator says of a load, several times: nobody sends to the millisecond, and where many are refused and come back a few milliseconds
-    change who is. The first is without jitter."""
+def forecast(trace: Trace, scenario: Scenario, seed: int, sent_ns: dict[int, int]) -> list[Measures]:
+    """What the simulator says of the requests at the instants at which they were sent, several times: where many are refused and come back, a
+    millisecond on the way changes who is. The first is without jitter. Nothing else of the run is known to it."""
     found = []
     for number in range(FORECASTS):
         jobs, chance = make_jobs(trace, scenario, seed), random.Random(f"{seed}/jitter/{number}")
         for job in jobs:
             job.guessed = guessed(json.dumps(body(job), separators=(",", ":")).encode())
-            job.asked_ns += round(chance.uniform(0.0, JITTER_S if number else 0.0) * 1e9)
+            job.asked_ns = job.came_ns = sent_ns[job.number] + round(chance.uniform(0.0, JITTER_S if number else 0.0) * 1e9)
         jobs.sort(key=lambda job: job.asked_ns)
         Simulation(jobs, scenario.engine, GATE(scenario.engine, scenario.slo), scenario.returns, seed).run()
         found.append(measure([job for job in jobs if job.counted], scenario))

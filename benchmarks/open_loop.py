@@ -95,6 +95,8 @@ class OpenLoop:
         self._returns = returns
         self._seed = seed
         self._began_ns = 0
+        #: When each was sent first, by its number: a burst leaves one request after the other, not at one instant.
+        self.sent_ns: dict[int, int] = {}
         #: Those that were answered, by the id of their flight.
         self.flights: dict[str, Job] = {}
 
@@ -151,6 +153,7 @@ class OpenLoop:
         job.guessed = guessed(body)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {self._host}\r\nauthorization: Bearer {self._keys[job.tenant]}\r\nconnection: close\r\n"
         job.came_ns = time.perf_counter_ns() - self._began_ns
+        self.sent_ns.setdefault(job.number, job.came_ns)
         job.tries += 1
         job.refused = False
         request = f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
