@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/search.py --data ../shared/data [--rows 200000] [--base FILE]
 
-The vectors are real: short texts of the folder `--data` in two languages, embedded by the model that is shipped (kept in `--base`, a NumPy file, since
-that takes minutes), and made more by moving each a part of the way between two of its neighbours, so that they lie as real ones do. Each row belongs
-to one of 50 departments (a facet, with an index of its own), to one of 400 products (no facet; the share of the n-th falls as 1/n), to a day of a
-thousand, and has a confidence. The truth is computed from the vectors as they were loaded.
+The vectors are real: short texts of the folder `--data` in two languages, embedded by the model that is shipped (kept in `--base`, a NumPy file,
+since that takes minutes), and made more by moving each a part of the way between two of its neighbours, so that they lie as real ones do. Each row
+belongs to one of 50 departments (a facet, with an index of its own), to one of 400 products (no facet; the share of the n-th falls as 1/n), to a day
+of a thousand, and has a confidence. The truth is computed from the vectors as they were loaded.
 
 Beside it, on the same rows, where they are installed: ids from SQL and then a search in a vector library that filters on ids (faiss-cpu, HNSW), and
 Qdrant's local mode.
