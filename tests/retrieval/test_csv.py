@@ -64,6 +64,12 @@ def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes, said: str) 
     assert said in caught.value.message + (caught.value.hint or "")
 
 
+def test_a_long_table_is_read_in_linear_time(tmp_path: Path) -> None:
+    """Were the time the square of the number of rows, this test would run into its time-out."""
+    (table,) = load(tmp_path, "a,b,c\n" + "1,two,3.5\n" * 100_000)
+    assert table.text.count("\n") == 100_001
+
+
 def test_a_picture_named_csv_says_what_it_is(tmp_path: Path) -> None:
     """What the first bytes say goes before the name."""
     (tmp_path / "a.csv").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))

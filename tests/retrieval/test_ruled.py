@@ -108,6 +108,14 @@ def test_a_drawing_is_left_alone() -> None:
     assert ruled.find(many, many, [Word("a", 1, 1, 2, 2)], 1) == []
 
 
+def test_a_page_of_a_hundred_columns_is_read_in_time() -> None:
+    """A hostile page costs seconds, not minutes: ten thousand cells, each drawn line by line."""
+    pieces = [(4.0 * col, 4.0 * col + 3.9, 4.0 * row) for row in range(101) for col in range(100)]
+    found = [Word("1", 4.0 * col + 1, 4.0 * row + 1, 4.0 * col + 2, 4.0 * row + 2) for row in range(100) for col in range(100)]
+    (table,) = ruled.find(pieces, pieces, found, 1)
+    assert (table.width, table.height) == (100, 100)
+
+
 stretch = st.tuples(st.floats(0, 500), st.floats(0, 500), st.floats(0, 500)).map(lambda line: (min(line[:2]), max(line[:2]), line[2]))
 a_word = st.builds(word, st.sampled_from(["Plan", "1,200", "x"]), st.floats(0, 20), st.floats(0, 4))
 

@@ -27,7 +27,7 @@ TORN_SHARE = 0.15
 #: Of the places of a grid, as many have a word at least; a frame around a picture has none.
 FILLED_SHARE = 0.3
 #: Beyond so many places a grid is a drawing.
-MAX_PLACES = 100_000
+MAX_PLACES = 50_000
 
 
 class Grid(msgspec.Struct):
@@ -196,8 +196,14 @@ def _opened(table: Table, grid: Grid, words: list[Word]) -> Table:
     columns = list(itertools.pairwise(grid.xs))
     if len(columns) != table.width:
         return table
-    by_row = [[word for word in words if box.top <= (word.top + word.bottom) / 2 < box.bottom] for box in table.boxes]
-    open_rows = [any(cell.cols > 1 and cell.row == row for cell in table.cells) and _is_wide(by_row[row]) for row in range(table.height)]
+    by_row: list[list[Word]] = [[] for _ in table.boxes]
+    tops = [box.top for box in table.boxes]
+    for word in words:
+        by_row[max(0, bisect_right(tops, (word.top + word.bottom) / 2) - 1)].append(word)
+    cells_of: defaultdict[int, list[Cell]] = defaultdict(list)
+    for cell in table.cells:
+        cells_of[cell.row].append(cell)
+    open_rows = [any(cell.cols > 1 for cell in cells_of[row]) and _is_wide(by_row[row]) for row in range(table.height)]
     top = next((row for row, is_open in enumerate(open_rows) if not (is_open or table.is_title(row))), 0)
     top = top if any(open_rows[:top]) else 0
     head = aligned.head(list(itertools.chain(*by_row[:top])), columns) if top else []
@@ -206,16 +212,16 @@ def _opened(table: Table, grid: Grid, words: list[Word]) -> Table:
         head, top, depth = [], 0, 0
     lines = [aligned.lines(of_row, columns) if row >= (top or table.header) else [] for row, of_row in enumerate(by_row)]
     parts = [len(of_row) if _are_rows(of_row) else 1 for of_row in lines]
-    starts = list(itertools.accumulate(parts[top:], initial=depth))
+    starts, height = list(itertools.accumulate(parts[top:], initial=depth)), table.height
     cells, boxes = head, [table.boxes[0]] * depth
     for row, box in enumerate(table.boxes[top:], top):
         start = starts[row - top]
         boxes += [box] if parts[row] == 1 else [Box(box.page, box.x0, round(line.top, 1), box.x1, round(line.bottom, 1)) for line in lines[row]]
-        for cell in (cell for cell in table.cells if cell.row == row):
+        for cell in cells_of[row]:
             if cell.rows == cell.cols == 1 and parts[row] > 1:
                 cells += [Cell(line.texts[cell.col], start + at, cell.col) for at, line in enumerate(lines[row]) if cell.col in line.texts]
             else:
-                cells.append(msgspec.structs.replace(cell, row=start, rows=starts[min(row + cell.rows, table.height) - top] - start))
+                cells.append(msgspec.structs.replace(cell, row=start, rows=starts[min(row + cell.rows, height) - top] - start))
     return Table(cells, boxes, depth or table.header)
 
 

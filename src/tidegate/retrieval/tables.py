@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -62,7 +63,8 @@ class Table(msgspec.Struct):
 
     def grid(self) -> list[list[str]]:
         """Rows of texts, each of one length; a merged cell is repeated in each place that it covers, so that every row stands for itself."""
-        grid = [[""] * self.width for _ in range(self.height)]
+        width = self.width
+        grid = [[""] * width for _ in range(self.height)]
         for cell in self.cells:
             for row in range(cell.row, cell.row + cell.rows):
                 for col in range(cell.col, cell.col + cell.cols):
@@ -178,9 +180,9 @@ def _without_empty(table: Table) -> Table:
     cols = sorted({cell.col for cell in filled})
     kept = []
     for cell in filled:
-        of_rows = [at for at, row in enumerate(rows) if cell.row <= row < cell.row + cell.rows]
-        of_cols = [at for at, col in enumerate(cols) if cell.col <= col < cell.col + cell.cols]
-        kept.append(Cell(cell.text, of_rows[0], of_cols[0], len(of_rows), len(of_cols)))
+        row, col = bisect_left(rows, cell.row), bisect_left(cols, cell.col)
+        down, over = bisect_left(rows, cell.row + cell.rows) - row, bisect_left(cols, cell.col + cell.cols) - col
+        kept.append(Cell(cell.text, row, col, down, over))
     return msgspec.structs.replace(table, cells=kept, boxes=[table.boxes[row] for row in rows])
 
 
