@@ -4,8 +4,8 @@
 
 The scripted engine works in steps that all its answers share (`tidegate scripted --speeds`), so its speeds do not change with the machine's. For each
 load the requests are sent to a gateway that was just started: key check, gate with its usual settings, spool and PostgreSQL are those of users. The
-simulator is given the same requests at the instants at which they were sent, the engine's speeds, and nothing else of what happened. Runs are added to
-results/admission_real.json.
+simulator is given the same requests at the instants at which they were sent, and the engine's speeds, and nothing else of what happened. Runs are
+added to results/admission_real.json.
 """
 
 from __future__ import annotations
