@@ -24,7 +24,8 @@ _TAG = (1 << _TAG_BITS) - 1
 
 
 class Homes:
-    """As a dict from the hash of a prefix to an entry (a member, and its own name for the model) of this route."""
+    """As a dict from the hash of a prefix to an entry (a member, and its own name for the model) of this route. Hashes that agree in their last 60
+    bits are taken for one: once in 10^18 a request goes where another's prefix lies, and that costs it the prefix only."""
 
     def __init__(self, words: Words, entries: Sequence[tuple[Member, str]]) -> None:
         """`words`: PLACES of them, 0 at first."""
