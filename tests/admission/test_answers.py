@@ -35,14 +35,16 @@ def test_lengths_are_learnt_apart() -> None:
 
 
 def test_where_the_prompt_says_nothing_all_are_expected_to_be_alike() -> None:
-    """Answers that are drawn from one distribution whatever the prompt is: no length is expected to have much more than another, though each has seen
-    few."""
-    answers, chance = Answers(None), random.Random(3)
-    for _ in range(400):
-        answers.learn(int(chance.lognormvariate(7.0, 1.5)) + 1, chance.expovariate(1 / 30))
-    said = [answers.expect(prompt) for prompt in (50, 200, 1000, 5000, 20_000)]
-    assert max(said) < 1.3 * min(said)
-    assert sum(said) / len(said) == pytest.approx(30, rel=0.25)
+    """Answers that are drawn from one distribution whatever the prompt is: lengths that have seen few do not pretend to know, and none is expected to
+    have much more than another."""
+    spread = []
+    for seed in range(20):
+        answers, chance = Answers(None), random.Random(seed)
+        for _ in range(150):
+            answers.learn(int(chance.lognormvariate(7.0, 1.5)) + 1, chance.expovariate(1 / 30))
+        said = [answers.expect(prompt) for prompt in (50, 200, 1000, 5000, 20_000)]
+        spread.append(max(said) / min(said))
+    assert sorted(spread)[10] < 1.25
 
 
 def test_inside_a_half_octave_the_expectation_goes_as_the_answers_do() -> None:

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidegate.admission.speeds import ANSWER_COST, ANSWER_COST_LEAST, ANSWER_COST_MOST, HOLD_S, Speeds
@@ -96,13 +96,24 @@ def test_before_anything_was_measured_nothing_is_bounded() -> None:
     assert Speeds(0).most_unread == math.inf
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.floats(1e-9, 1e-2), st.floats(1e-9, 1.0), st.integers(0, 2**32))
+def test_whatever_the_engine_the_cost_is_within_its_bounds(read_s: float, told_s: float, seed: int) -> None:
+    """Engines of any speed, also where a token of the answer takes a millionth or a million times as long as one of the prompt."""
+    speeds = Speeds(0)
+    run(speeds, read_s=read_s, told_s=told_s, count=40, seed=seed)
+    assert ANSWER_COST_LEAST <= speeds.answer_cost <= ANSWER_COST_MOST
+    assert speeds.most_unread > 0
+
+
 _STEPS = st.one_of(
     st.tuples(st.just("time"), st.integers(-(2**62), 2**62), st.integers(0, 100), st.integers(1, 100)),
     st.tuples(st.just("first"), st.integers(-(2**40), 2**40), st.integers(0, 2**40), st.integers(-(2**62), 2**62)),
-    st.tuples(st.just("end"), st.integers(0, 2**40)),
+    st.tuples(st.just("end"), st.integers(-(2**40), 2**40)),
 )
 
 
+@example([("time", 1, 1, 1), *[("first", -2, 0, 0)] * 20, *[("end", 0)] * 40])
 @settings(max_examples=200)
 @given(st.lists(_STEPS, max_size=120))
 def test_whatever_is_told_the_measurements_are_bounded(steps: list[tuple[Any, ...]]) -> None:

@@ -88,13 +88,17 @@ class Speeds:
 
     def first_token(self, prompt_tokens: int, unread_before: int, took_ns: int, part: float) -> None:
         """A prompt was read, `took_ns` after it was begun. `part`: of the slots that is taken."""
+        if prompt_tokens < 1:
+            prompt_tokens = 1
         self._read += prompt_tokens * part
         self._firsts += 1
         if unread_before or self._firsts < _ENOUGH or self._firsts % 4 == 0:  # of those alone few are enough
-            self._regress(max(took_ns, 0) / 1e9, prompt_tokens if prompt_tokens > 0 else 1, unread_before)
+            self._regress(max(took_ns, 0) / 1e9, prompt_tokens, unread_before)
 
     def end(self, answer_tokens: int) -> None:
         """An answer of so many tokens has ended."""
+        if answer_tokens < 0:
+            answer_tokens = 0
         work, free, read, told = self._sums
         new_work, new_free, new_read = self._work_ns, self._free_ns, self._read
         self._work_ns = self._free_ns = self._read = 0.0
