@@ -29,7 +29,7 @@ stage() {
   return "$status"
 }
 
-# What an interpreter says of itself: its version, and `optimised` where it was built with profile-guided optimisation, which takes a quarter off the
+# What an interpreter says of itself: its version, and `optimised` where it was built with profile-guided optimisation, which takes a fifth off the
 # gateway's own code. Distributions build theirs so and need not say it; what pyenv builds is plain unless it was asked for more.
 kind_of() {
   "$1" -c 'import os, sys, sysconfig
