@@ -24,7 +24,9 @@ from tidegate.core.errors import LimitsDown, RateLimited
 log = logging.getLogger(__name__)
 
 Header = tuple[bytes, bytes]
-_NAMES = ((REQUESTS, b"requests"), (TOKENS, b"tokens"))
+_NAMES = tuple(
+    (kind, b"x-ratelimit-limit-" + name, b"x-ratelimit-remaining-" + name) for kind, name in ((REQUESTS, b"requests"), (TOKENS, b"tokens"))
+)
 
 
 class Ticket:
@@ -259,15 +261,20 @@ class Limits:
         words, now = self.book.words, self.now()
         leases = self._leases
         found: list[Header] = []
-        for kind, name in _NAMES:
+        for kind, limit_name, left_name in _NAMES:
             nearest: tuple[int, int] | None = None
             for word, of, price, _, _, at, limit in plan.whole[1]:
                 if of == kind:
-                    left = leases.left(at, kind, limit) if leases is not None else max(0, limit + min(0, now - words[word]) // price)
+                    if leases is not None:
+                        left = leases.left(at, kind, limit)
+                    else:
+                        full_since = now - words[word]
+                        left = limit if full_since >= 0 else limit + full_since // price
+                        left = left if left > 0 else 0
                     if nearest is None or left < nearest[0]:
                         nearest = left, limit
             if nearest is not None:
-                found += ((b"x-ratelimit-limit-" + name, b"%d" % nearest[1]), (b"x-ratelimit-remaining-" + name, b"%d" % nearest[0]))
+                found += ((limit_name, b"%d" % nearest[1]), (left_name, b"%d" % nearest[0]))
         return tuple(found)
 
     @property
