@@ -136,6 +136,9 @@ def test_a_real_chinese_report_keeps_its_tables() -> None:
     loaded = pdf.load(str(DATA / "pdf" / "zh_finance" / "issue-67-example.pdf"), Bounds())
     rows = [row for block in loaded.blocks if block.kind == "table" for row in block.text.split("\n")]
     assert "| 营业收入（元） | 4,755,785.11 | 5,699,227.63 | -16.55% |" in rows
+    # A cell of four lines, with a figure in one of them that stands half a point lower than the text.
+    start = "| 非流动资产处置损益（包括已计提资产减值准备的冲销部分） | 3,240,868.82 | 清偿债务减少预计负债，计入营业外收入 3,340,324.88 元"
+    assert any(row.startswith(start) for row in rows)
 
 
 # -- where things stand
@@ -349,8 +352,8 @@ def test_the_tables_of_icdar_2013_are_found() -> None:
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
     files, micro, _ = tables.measure(DATA / "pdf" / "icdar2013")
-    assert micro["f1"] >= 0.95
-    assert min(one["f1"] for one in files.values()) >= 0.85
+    assert micro["f1"] > 0.999
+    assert min(one["f1"] for one in files.values()) >= 0.99  # eu-004 has cells that only the gap between two characters parts
 
 
 # -- pictures of text

@@ -57,6 +57,8 @@ class Row(msgspec.Struct):
 
 #: Gaps inside a cell are narrower than this share of the font's size; those of justified text reach two thirds.
 SEGMENT_GAP = 0.8
+#: Wider ones are never those of justified text.
+WIDE_GAP = 1.5
 #: A currency's sign may stand so far from its figure, in shares of the font's size.
 SIGN_GAP = 8.0
 #: A strip of white between columns, in points and in shares of the font's size.
@@ -108,6 +110,13 @@ def head(words: Sequence[Word], columns: Sequence[tuple[float, float]]) -> list[
 def text_of(words: Sequence[Word]) -> str:
     """The words of one cell, line by line, as one text."""
     return lines_of([" ".join(segment.text for segment in row.segments) for row in _rows(words)])
+
+
+def widest(words: Sequence[Word]) -> int:
+    """The most gaps on one line that are wider than any between two words of a text."""
+    return max(
+        sum(after.x0 - before.x1 > WIDE_GAP * (row.bottom - row.top) for before, after in itertools.pairwise(row.segments)) for row in _rows(words)
+    )
 
 
 class Line(msgspec.Struct):

@@ -10,6 +10,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -29,6 +30,8 @@ _ASLANT = 1.0
 _FORM_DEPTH = 4
 #: A page is turned where more of its characters than this lie the same way.
 UPRIGHT_SHARE = 0.8
+#: Characters further apart than this share of their size are no word.
+APART = 0.8
 #: Weight of a font from which it is bold.
 _BOLD = 600
 # A line ends behind its hyphen: PDFium puts U+FFFE where a word was hyphenated at a line's end, and U+0002 where older fonts do so.
@@ -40,6 +43,7 @@ _FORMS = dict.fromkeys((0xFFFE, 0x2, 0xAD), "-") | {
 }
 
 
+_Box = tuple[float, float, float, float]
 #: a, b, c, d, e, f: x' = a x + c y + e, y' = b x + d y + f.
 Matrix = tuple[float, float, float, float, float, float]
 
@@ -142,15 +146,38 @@ def lines(page: Any, frame: Frame) -> list[Line]:
         # One character for each of PDFium's, so that places in the text are its indices: half of a surrogate pair is one, too.
         text = "".join(chr(pdfium.FPDFText_GetUnicode(raw, at) or 0xFFFD) for at in range(textpage.count_chars()))
         for line in _LINE.finditer(text):
-            words = []
+            size = round(pdfium.FPDFText_GetFontSize(raw, line.start()) * 2) / 2
+            bold = _is_bold(raw, line.start()) and _is_bold(raw, line.end() - 1)
+            words: list[Word] = []
             for word in _WORD.finditer(text, line.start(), line.end()):
-                clean = _clean(word.group())
-                if clean and _is_shown(box := _box(raw, word.start(), word.end() - 1, frame), frame):
-                    words.append(Word(clean, *box))
+                for first, last, box in _pieces(raw, word.start(), word.end()):
+                    clean, shown = _clean(text[first:last]), frame.shown(*box)
+                    if not (clean and _is_shown(shown, frame)):
+                        continue
+                    if words and (shown[1] > words[-1].bottom or shown[3] < words[-1].top):  # it stands on another line
+                        found.append(line_of(words, size, bold))
+                        words = []
+                    words.append(Word(clean, *shown))
             if words:
-                size = round(pdfium.FPDFText_GetFontSize(raw, line.start()) * 2) / 2
-                found.append(line_of(words, size, _is_bold(raw, line.start()) and _is_bold(raw, line.end() - 1)))
+                found.append(line_of(words, size, bold))
     return found
+
+
+def _pieces(raw: Any, start: int, end: int) -> Iterator[tuple[int, int, _Box]]:
+    """A word's characters from where to where, with their box; in parts where they stand apart: PDFium puts no space between the cells of
+    a table whose texts follow each other in the file."""
+    first, around = start, _char_box(raw, start)
+    last = around
+    for at in range(start + 1, end):
+        box = _char_box(raw, at)
+        aside = max(box[0] - last[2], last[0] - box[2], box[1] - last[3], last[1] - box[3])
+        if aside > APART * max(last[2] - last[0], last[3] - last[1], box[2] - box[0]) > 0:
+            yield first, at, around
+            first, around = at, box
+        else:
+            around = min(around[0], box[0]), min(around[1], box[1]), max(around[2], box[2]), max(around[3], box[3])
+        last = box
+    yield first, end, around
 
 
 def line_of(words: list[Word], size: float, bold: bool = False) -> Line:
@@ -237,7 +264,7 @@ def _product(first: Matrix, then: Matrix) -> Matrix:
     return a * g + b * i, a * h + b * j, c * g + d * i, c * h + d * j, e * g + f * i + k, e * h + f * j + m
 
 
-def _bounds(item: Any) -> tuple[float, float, float, float]:
+def _bounds(item: Any) -> _Box:
     """x0, y0, x1, y1 as the file has them; nothing, where it has none."""
     sides = [ctypes.c_float() for _ in range(4)]
     pdfium.FPDFPageObj_GetBounds(item, *sides)
@@ -261,19 +288,13 @@ def _is_bold(raw: Any, at: int) -> bool:
     return b"bold" in name.value.lower() or b"black" in name.value.lower()
 
 
-def _box(raw: Any, first: int, last: int, frame: Frame) -> tuple[float, float, float, float]:
-    """Of the first and the last character: the rest of a word stands between them."""
-    head, foot = _char_box(raw, first), _char_box(raw, last)
-    return frame.shown(min(head[0], foot[0]), min(head[1], foot[1]), max(head[2], foot[2]), max(head[3], foot[3]))
-
-
-def _char_box(raw: Any, at: int) -> tuple[float, float, float, float]:
+def _char_box(raw: Any, at: int) -> _Box:
     box = pdfium.FS_RECTF()
     if not pdfium.FPDFText_GetLooseCharBox(raw, at, ctypes.byref(box)):
         return 0.0, 0.0, 0.0, 0.0
     return min(box.left, box.right), min(box.bottom, box.top), max(box.left, box.right), max(box.bottom, box.top)
 
 
-def _is_shown(box: tuple[float, float, float, float], frame: Frame) -> bool:
+def _is_shown(box: _Box, frame: Frame) -> bool:
     x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
     return -1 <= x <= frame.width + 1 and -1 <= y <= frame.height + 1

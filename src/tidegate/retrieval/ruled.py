@@ -233,8 +233,4 @@ def _are_rows(lines: list[aligned.Line]) -> bool:
 
 def _is_wide(words: list[Word]) -> bool:
     """Whether there are two wide gaps on a line."""
-    ordered = sorted(words, key=lambda word: (round(word.bottom), word.x0))
-    wide = (
-        abs(word.bottom - last.bottom) < 2 and word.x0 - last.x1 > 1.5 * (word.bottom - word.top) for last, word in itertools.pairwise(ordered)
-    )
-    return sum(wide) > 1
+    return len(words) > 2 and aligned.widest(words) > 1
