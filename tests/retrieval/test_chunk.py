@@ -109,6 +109,15 @@ def test_a_table_too_wide_for_its_header_names_each_cell() -> None:
     assert "a long name of column 7: 7" in " ".join(passage.text for passage in passages)
 
 
+def test_rows_with_named_cells_stand_for_themselves_below_their_caption() -> None:
+    """Of a table too wide for its header no row is repeated in part: every passage begins with the caption and a whole row."""
+    names = [f"a long name of column {n}" for n in range(6)]
+    table = markdown_table([names, *([f"r{row}c{n}" for n in range(6)] for row in range(9))])
+    passages = passages_of(Block("Rates:"), Block(table, "table"), size=Size(60, 0.12))
+    assert len(passages) > 3
+    assert all(passage.text.startswith("Rates:\na long name of column 0: r") for passage in passages)
+
+
 def test_a_paragraph_before_a_table_that_is_no_caption_stays_alone() -> None:
     """Only a line that announces the table goes with it."""
     passages = passages_of(Block("We pay at once."), Block(markdown_table([["a", "b"], ["1", "2"]]), "table"))

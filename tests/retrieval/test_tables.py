@@ -75,6 +75,13 @@ def test_a_header_that_was_found_apart_is_put_above_its_figures() -> None:
     assert headed(table("Age|Gold", "18|1.50"), table("19|1.60", "20|1.70")) is None, "a table with figures is no header"
 
 
+def test_what_stands_over_all_columns_is_said_once() -> None:
+    """A title or a unit over all columns of figures is no part of each column's name."""
+    cells = [Cell("Q1", 0, 1), Cell("Q2", 0, 2), Cell("Q3", 0, 3), Cell("(in millions)", 1, 1, 1, 3), Cell("Cost", 2, 0)]
+    cells += [Cell(str(n), 2, n) for n in (1, 2, 3)]
+    assert Table(cells, [Box(1, 0.0, 0.0, 1.0, 1.0)] * 3, 2).markdown().split("\n")[0] == "| (in millions) | Q1 | Q2 | Q3 |"
+
+
 def test_the_name_of_a_group_is_no_header() -> None:
     """A label without figures right below the header belongs to the rows below it."""
     assert table("Item|2023|2022", "Assets:||", "Cash|5|4").header == 1

@@ -15,7 +15,7 @@ from tidegate.retrieval.sentences import cut, split_sentences, tail
 from tidegate.retrieval.tables import around
 
 #: Raised by one when the same document gives other passages than before.
-VERSION = 3
+VERSION = 4
 
 CountTokens = Callable[[Sequence[str]], Awaitable[list[int]]]
 
@@ -64,6 +64,7 @@ class Section:
     lead: str = ""
     lead_tokens: int = 0
     lead_boxes: list[Box] = field(default_factory=list)
+    table: bool = False
     part: Part = "body"
 
 
@@ -137,9 +138,9 @@ def _table(block: Block, caption: Block, heading: str, size: Size) -> Section:
         named = [unit for row, where in zip(rows, boxes, strict=True) for unit in _units(_named(header, row), where, size)]
         for unit in named:
             unit.before = "\n" if unit.before == "\n\n" else unit.before
-        return Section(heading, [*_units(caption.text, caption.boxes, size), *named], part=block.part)
+        return Section(heading, named, caption.text, lead_boxes=lead_boxes, table=True, part=block.part)
     units = [Unit(row, "\n", where) for row, where in zip(rows, boxes, strict=True)]
-    return Section(heading, units or [Unit("", "\n", [])], lead, lead_boxes=lead_boxes, part=block.part)
+    return Section(heading, units or [Unit("", "\n", [])], lead, lead_boxes=lead_boxes, table=True, part=block.part)
 
 
 def _named(header: str, row: str) -> str:
@@ -197,7 +198,7 @@ def _pack(section: Section, size: Size) -> Iterator[NewPassage]:
         if fresh and (not fits or breaks):
             yield _passage(section, repeated, fresh)
             # A table's rows stand for themselves, and its header is repeated already.
-            repeated = [] if section.lead else _overlap(fresh, min(size.overlap * room, (room - unit.tokens) / (1 + NEAR)))
+            repeated = [] if section.table else _overlap(fresh, min(size.overlap * room, (room - unit.tokens) / (1 + NEAR)))
             fresh = []
         fresh.append(unit)
     if fresh:
@@ -234,7 +235,7 @@ def _passage(section: Section, repeated: list[Unit], fresh: list[Unit]) -> NewPa
 def _places(section: Section, units: list[Unit]) -> list[Box]:
     """Each once; rows of a table that stand below each other on one page are one box."""
     boxes = list(dict.fromkeys(box for unit in units for box in unit.boxes))
-    if not section.lead:
+    if not section.table:
         return boxes
     by_page: dict[int, list[Box]] = {}
     for box in boxes:

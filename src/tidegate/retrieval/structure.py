@@ -29,7 +29,7 @@ FILE = "structure.toml"
 #: A longer text is no title.
 TITLE_CHARS = 160
 #: Between a title and its table stand at most so many short texts: units, dates, "continued".
-BETWEEN, BETWEEN_CHARS = 4, 200
+BETWEEN, BETWEEN_CHARS = 3, 80
 #: The number of a title: "1.2", "IV.", "(a)", "第三节", "二、".
 _NUMBER = re.compile(
     r"(?:(?:part|item|note|section|chapter|article)\s+)?(?:\(?\d+(?:\.\d+)*[.):]*|\(?[ivxlc]+[.)]|\([a-z]\)|[a-z][.)]|第?\(?[一二三四五六七八九十\d]+[章节條条款部分)、.]+)\s*"

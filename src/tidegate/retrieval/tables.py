@@ -76,7 +76,8 @@ class Table(msgspec.Struct):
         before the first."""
         grid = self.grid()
         head = max(1, self.header)
-        titles = [row for row in range(head - 1) if self.is_title(row)]
+        titles = [row for row in range(head) if self.is_title(row)]
+        titles = titles if len(titles) < head else []
         names = [
             " > ".join(dict.fromkeys(text for row, text in enumerate(column) if text and row not in titles))
             for column in zip(*grid[:head], strict=True)
@@ -85,9 +86,10 @@ class Table(msgspec.Struct):
         return markdown_table([names, *grid[head:]])
 
     def is_title(self, row: int) -> bool:
-        """Whether one cell over nearly all columns is all there is: it names the table, not a column."""
+        """Whether one cell over all columns but the first is all there is: it names the table or its unit, not a column."""
         cells = [cell for cell in self.cells if cell.row <= row < cell.row + cell.rows]
-        return len(cells) == 1 and cells[0].cols > max(2, TITLE_SHARE * self.width)
+        width = self.width
+        return len(cells) == 1 and width > 2 and cells[0].cols >= min(width - 1, TITLE_SHARE * width)
 
     def line_boxes(self) -> list[Box]:
         """One for the header and one for each row below it, as `markdown` writes them."""

@@ -1,5 +1,7 @@
-"""Word documents (docx): headings by their styles, paragraphs, lists, tables with merged cells. Deleted text and what repeats on every page
-(headers, footers) is no text of the document."""
+"""Word documents (docx): headings by their styles, paragraphs, lists, tables with merged cells.
+
+Deleted text and what repeats on every page (headers, footers) is no text of the document.
+"""
 
 from __future__ import annotations
 
