@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import ipaddress
+import os
+import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +23,7 @@ from cryptography.x509.oid import NameOID
 from tidegate.bench.scripted import Scripted, start
 from tidegate.core.errors import EngineCut, EngineDown, EngineError
 from tidegate.core.flight import Flight
+from tidegate.engines.cause import cause_of
 from tidegate.engines.openai_http import OpenAIHttp
 from tidegate.engines.wire import Connection, Patience, Pool, Reply
 
@@ -98,6 +102,25 @@ async def test_errors_of_connecting_are_told_apart(tmp_path: Path) -> None:
     async with pool_of("http://no-such-host.invalid:80") as pool:
         with pytest.raises(EngineDown, match="does not resolve"):
             await pool.send(ASK, Flight("test"))
+
+
+async def test_a_gateway_without_room_for_a_connection_blames_itself() -> None:
+    """Its limit of open files is reached: the error says so, and nothing is held against the engine."""
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    async with pool_of("http://127.0.0.1:9") as pool:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[0], 512), limits[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+            with pytest.raises(EngineDown, match="no room for one more connection to") as full:
+                await pool.send(ASK, Flight("test"))
+        finally:
+            for one in held:
+                os.close(one)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (cause_of(full.value), full.value.retry_after_s) == ("none", 1.0)
+    assert "open files" in str(full.value.hint)
 
 
 async def test_a_connection_that_is_never_accepted() -> None:

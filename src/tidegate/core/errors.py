@@ -242,6 +242,8 @@ class EngineDown(EngineError):
     status = 503
     #: Whether the request was sent, and may have been what killed it.
     reached: bool = False
+    #: Whether it was the gateway itself that had no room for a connection: that says nothing of the engine.
+    ours: bool = False
 
 
 class EngineNotAdmitted(EngineError):

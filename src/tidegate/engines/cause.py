@@ -21,7 +21,7 @@ from tidegate.core.errors import (
 #: - error: it answered with 5xx, or with what is no answer
 #: - queue: it has too much to do (429, 503)
 #: - memory, length: the request does not fit: its memory, its context
-#: - none: its own word on the request; it says nothing of the instance
+#: - none: its own word on the request, or the gateway had no room for a connection; it says nothing of the instance
 Cause = Literal["down", "died", "cut", "stalled", "error", "queue", "memory", "length", "none"]
 
 #: Causes that speak against the instance. Busy is not ill, and what does not fit is a matter of the request.
@@ -39,6 +39,8 @@ def cause_of(error: BaseException | None) -> Cause:
     if isinstance(error, ContextTooLong):
         return "length"
     if not isinstance(error, EngineError) or isinstance(error, CannotContinue | EngineEmpty | EngineNotAdmitted):
+        return "none"
+    if isinstance(error, EngineDown) and error.ours:
         return "none"
     if any(words in error.message for words in _MEMORY):
         return "memory"

@@ -9,6 +9,7 @@ socket.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 import time
@@ -25,6 +26,9 @@ from tidegate.core.flight import Flight
 
 #: A piece of a body: the instant (perf_counter_ns) of the read that brought it, and its bytes.
 Piece = tuple[int, bytes]
+
+#: What no engine is to blame for: this process, or this machine, has no descriptor, memory or port left for one more connection.
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 #: Bytes that may wait unread for a slow reader before the socket is paused. One more read may come on top.
 HIGH_WATER_BYTES = 64 * 1024
@@ -499,6 +503,13 @@ class Pool:
         except ConnectionRefusedError:
             raise EngineDown(f"{where} refuses connections.", hint="Is the engine running, and on this port?") from None
         except OSError as error:
+            if error.errno in _OURS:
+                full = EngineDown(
+                    f"The gateway has no room for one more connection to {self.label}: {error.strerror or error}.",
+                    hint="Raise its limit of open files (LimitNOFILE, ulimit -n), or lower the engine's slots.", retry_after_s=1.0,
+                )
+                full.ours = True
+                raise full from None
             raise EngineDown(f"{where} cannot be reached: {error.strerror or error}.", hint="Check url and the network.") from None
         # Only now is it ours: uvloop tells no `connection_lost` where the caller leaves between the connection's making and here.
         if not conn.lost:
