@@ -21,7 +21,9 @@ CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 SPOILT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff\U0001fffe\U0001ffff\U0010fffe\U0010ffff]")
 HIDES = re.compile("[\u202a-\u202e\u2066-\u206f\ufff9-\ufffb\U000e0000-\U000e007f\U000e0100-\U000e0fff]")
 UNSEEN = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u2060-\u2064\ufeff]{3}|(?<=[A-Za-z])[\u200b\u2060-\u2064](?=[A-Za-z])")
-FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e007a]{1,8}\U000e007f")
+SEEN = re.compile(
+    "\U0001f3f4[\U000e0030-\U000e007a]{1,8}\U000e007f|[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd][\U000e0100-\U000e01ef]"
+)
 
 
 def first(pattern: re.Pattern[str], text: str) -> int | None:
@@ -30,13 +32,16 @@ def first(pattern: re.Pattern[str], text: str) -> int | None:
 
 
 def hidden(text: str) -> int | None:
-    """As `Odd.hidden`, with flags blotted out first."""
-    text = FLAG.sub(lambda flag: "x" * len(flag[0]), text)
+    """As `Odd.hidden`, with flags and chosen forms of ideographs blotted out first."""
+    text = SEEN.sub(lambda seen: "." * len(seen[0]), text)
     return min((at for at in (first(HIDES, text), first(UNSEEN, text)) if at is not None), default=None)
 
 
 @given(texts, st.sampled_from(["", "plain words\n " * 200, "字と " * 100, "\U0001f600 " * 100]))
 @example("\U0001f3f4\U000e0067\U000e0062\U000e007f", "")
+@example("\u845b\U000e0100\u57ce\U00020bb7\U000e0101", "")
+@example("\u845b\U000e0100\U000e0100", "")
+@example("\u845b\U000e0041", "")
 @settings(max_examples=1500, deadline=None)
 def test_each_kind_is_where_the_rules_say(text: str, before: str) -> None:
     """In a short text and behind a long one, of narrow or wide characters, against patterns that say the rules."""

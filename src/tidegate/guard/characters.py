@@ -32,8 +32,10 @@ _KINDS = (
 _NOT_PLAIN = re.compile(f"[{''.join(characters for _, characters in _KINDS)}]")
 #: Of those unseen, what has no business inside a Latin word.
 _PARTS_WORDS = np.array([0x200B, *range(0x2060, 0x2065)])
-#: Flags of regions are tag characters behind a black flag.
-_FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e007a]{1,8}\U000e007f")
+#: What is seen all the same: flags of regions are tag characters behind a black flag, and one selector behind an ideograph chooses its form (names).
+_SEEN = re.compile(
+    "\U0001f3f4[\U000e0030-\U000e007a]{1,8}\U000e007f|[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd][\U000e0100-\U000e01ef]"
+)
 _ROW = 3
 
 
@@ -113,13 +115,13 @@ class Odd:
         return int(found[0]) if len(found) else None
 
     def _hides(self) -> int | None:
-        behind = 0  # where a flag that was passed over ends
+        behind = 0  # where what was passed over ends
         for at in map(int, self._places[self._kinds == HIDES]):
             if at >= behind:
-                flag = _FLAG.match(self._text, max(0, at - 1))
-                if flag is None:
+                seen = _SEEN.match(self._text, max(0, at - 1))
+                if seen is None:
                     return at
-                behind = flag.end()
+                behind = seen.end()
         return None
 
     def _row(self) -> int | None:
