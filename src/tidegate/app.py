@@ -55,6 +55,7 @@ from tidegate.engines.homes import PLACES
 from tidegate.engines.ledger import clear as clear_worker
 from tidegate.engines.ledger import words_for
 from tidegate.engines.member import Member
+from tidegate.engines.settings import EngineSettings
 from tidegate.guard.settings import DoorSettings
 from tidegate.local.child import Child
 from tidegate.local.embedder import LocalEmbedder
@@ -158,12 +159,31 @@ def _most_lanes(settings: Settings) -> int:
 
 
 def _need_slots(settings: Settings) -> None:
-    """Each worker has a share of the slots, and nobody can have less than one."""
-    for model in dict.fromkeys(model for one in settings.engines.values() for model in one.model_names):
-        slots = [one.slots for one in settings.engines.values() if model in one.model_names]
-        if all(slots) and sum(slots) < settings.server.workers:
+    """Each worker has a share of the slots of each lane, and nobody can have less than one. What the settings say counts, not which engines can be
+    asked now: a worker that begins while an engine is away serves all the same."""
+    workers = settings.server.workers
+    apart = {name: own for name, one in settings.tenants.items() if (own := one.apart) is not None}
+    owners = {instance: name for name, own in apart.items() for instance in own.instances}
+    lanes: dict[tuple[str, str], list[EngineSettings]] = {}
+    for name, section in settings.engines.items():
+        for model in section.model_names:
+            lanes.setdefault((owners.get(name, ""), model), []).append(section)
+    for (owner, model), sections in lanes.items():
+        counted = [one for one in sections if one.role != "fallback"] or sections
+        slots = [one.slots for one in counted]
+        if not all(slots):
+            continue
+        kept = {} if owner else {tenant: sum(min(own.slots, most) for most in slots) for tenant, own in apart.items() if own.slots}
+        for tenant, own_slots in kept.items():
+            if own_slots < workers:
+                raise SettingsError(
+                    f"{own_slots} slots for {model!r} are those of the tenant {tenant!r}, fewer than the {workers} workers that share them.",
+                    hint=f"Raise tenants.{tenant}.slots, or lower server.workers.",
+                )
+        if (left := sum(slots) - sum(kept.values())) < workers:
+            whose, others = f"of the tenant {owner!r} " if owner else "", " for all other tenants" if kept else ""
             raise SettingsError(
-                f"The engines that serve {model!r} have {sum(slots)} slots, fewer than the {settings.server.workers} workers that share them.",
+                f"The engines {whose}that serve {model!r} have {left} slots{others}, fewer than the {workers} workers that share them.",
                 hint="Lower server.workers, or raise the engines' slots where they have more.",
             )
 
@@ -246,15 +266,10 @@ class Gateway:
             ) from None
 
     def _open_lanes(self) -> None:
-        """The lanes of each model, those of tenants with slots or engines of their own apart. Raises SettingsError where workers cannot share one."""
+        """The lanes of each model, those of tenants with slots or engines of their own apart."""
         for number, (tenant, models) in enumerate(self.fleet.lanes()):
-            slots, workers = self.fleet.slots(models[0], tenant), self.settings.server.workers
+            slots = self.fleet.slots(models[0], tenant)
             own = self.fleet.tenants.get(tenant)
-            if own is not None and own.slots and 0 < slots < workers:
-                raise SettingsError(
-                    f"{slots} slots for {models[0]!r} are those of the tenant {tenant!r}, fewer than the {workers} workers that share them.",
-                    hint=f"Raise tenants.{tenant}.slots, or lower server.workers.",
-                )
             shared = pool.Pool(self._common.slots, number) if self._common is not None else None
             lane = self.gate.open(models, shared.resize(slots, None) if shared is not None else slots, tenant, lends=own is not None and own.lend)
             lane.engines = sum(models[0] in member.models for member in self.fleet.members.values()) or 1

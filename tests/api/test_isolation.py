@@ -13,6 +13,9 @@ from tests.api.conftest import House, add_keys, start_gateway, start_scripted, s
 from tests.api.test_ladder import TEXT, write
 from tests.api.test_queueing import Streams
 
+from tidegate.app import Common
+from tidegate.core.errors import SettingsError
+from tidegate.settings import Settings
 from tidegate.stores.migrate import migrate
 
 LADDER = """
@@ -164,3 +167,46 @@ def test_what_this_gateway_cannot_keep_apart_stops_its_start(postgres_dsn: str, 
     )
     assert process.wait(30) != 0
     assert says in (tmp_path / "gateway.log").read_text()
+
+
+def test_a_start_while_an_engine_is_drained_keeps_what_the_settings_give(postgres_dsn: str, tmp_path: Path) -> None:
+    """A slot of each of two engines is enough for two workers, also while only one of the two takes requests; nobody is turned away at the start."""
+    migrate(postgres_dsn)
+    keys = asyncio.run(add_keys(postgres_dsn))
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run" / "drained.json").write_text('["second"]')
+    engine, engine_url = start_scripted()
+    process = start_gateway(
+        tmp_path, postgres_dsn, engine_url, TIDEGATE_SERVER__WORKERS="2", TIDEGATE_ENGINES__SCRIPTED__SLOTS="4", TIDEGATE_ENGINES__NOWHERE__SLOTS="4",
+        TIDEGATE_ENGINES__SECOND__ADAPTER="scripted", TIDEGATE_ENGINES__SECOND__URL=engine_url, TIDEGATE_ENGINES__SECOND__SLOTS="4",
+        TIDEGATE_ENGINES__SECOND__MODELS='["scripted", "nowhere"]', TIDEGATE_TENANTS__OTHER__ISOLATION="slots", TIDEGATE_TENANTS__OTHER__SLOTS="1",
+    )
+    try:
+        assert House(url_of(tmp_path, process), engine_url, keys, tmp_path, process).chat("##n=1##", key="other").status_code == 200
+    finally:
+        stop(process)
+        stop(engine)
+
+
+def test_each_lane_has_a_slot_for_each_worker() -> None:
+    """That of a tenant's engines, and that of all others where tenants have slots of their own. One that only helps out does not count."""
+    engine = {"url": "http://127.0.0.1:1", "models": ["m"]}
+
+    def settings(tenant: dict[str, object], *slots: int, **more: dict[str, object]) -> Settings:
+        engines = {f"e{number}": {**engine, "slots": one, **more.get(f"e{number}", {})} for number, one in enumerate(slots)}
+        return Settings.model_validate({"server": {"workers": 2}, "engines": engines, "tenants": {"acme": tenant}, "limits": {"most_subjects": 16}})
+
+    few = [
+        (settings({"isolation": "instance", "instances": ["e1"]}, 2, 1), "engines of the tenant 'acme' that serve 'm' have 1 slots"),
+        (settings({"isolation": "slots", "slots": 2}, 3), "have 1 slots for all other tenants"),
+        (settings({"isolation": "slots", "slots": 1}, 4), "1 slots for 'm' are those of the tenant 'acme'"),
+        (settings({}, 1, 4, e1={"role": "fallback"}), "have 1 slots"),
+    ]
+    for one, says in few:
+        with pytest.raises(SettingsError, match=says):
+            Common.of(one)
+    for enough in (
+        settings({"isolation": "instance", "instances": ["e1"]}, 2, 2), settings({"isolation": "slots", "slots": 2}, 4),
+        settings({"isolation": "slots", "slots": 1}, 2, 2), settings({}, 1, 1),
+    ):
+        Common.of(enough)
