@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord, new_flight_id
 from tidegate.telemetry import journal as journal_module
 from tidegate.telemetry import workers as workers_module
@@ -139,3 +142,26 @@ def test_a_journal_reads_as_it_was_written(tmp_path: Path) -> None:
     assert list(since(tmp_path / "1.journal", number)) == [second, third]
     journal.turn()
     assert list(since(tmp_path / "1.journal", number + 2)) == []
+
+
+def test_a_worker_without_descriptors_tells_no_smaller_sum(tmp_path: Path) -> None:
+    """Where the others' counts cannot be read it says so: a counter that fell would be read as a restart. With descriptors again the sum is there."""
+    clear(tmp_path)
+    one, other = Worker(tmp_path, os.getpid()), Worker(tmp_path, os.getppid())
+    other.finish(3)
+    other.shared.tell()
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[0], 512), limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        with pytest.raises(StoreDown, match="What the other workers counted cannot be read"):
+            one.shared.sum()
+        with pytest.raises(StoreDown, match="What the other workers counted cannot be read"):
+            one.shared.counts()
+    finally:
+        for held_one in held:
+            os.close(held_one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert one.sum() == 3

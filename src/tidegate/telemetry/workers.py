@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import KeptText
 from tidegate.telemetry.journal import Journal, since
@@ -93,12 +94,18 @@ class Shared:
         new.replace(path)  # a reader sees the old file or the new one, never half
 
     def sum(self) -> Metrics:
-        """What all workers counted, those that died included."""
+        """What all workers counted, those that died included. Raises StoreDown where that cannot be read: with some left out, counters would fall."""
+        try:
+            return self._sum()
+        except OSError as error:
+            raise _unreadable(error) from None
+
+    def _sum(self) -> Metrics:
         total = self._metrics.alike()
         total.add(self._metrics.counted())
         for pid, told in self._others():
             if not self._add(total, told, pid):  # its journal was closed since its file was read
-                with contextlib.suppress(OSError, msgspec.DecodeError):
+                with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
                     total.add(_decode((self._folder / f"{pid}{_SUFFIX}").read_bytes()).counted)
         return total
 
@@ -108,7 +115,7 @@ class Shared:
         if told.number != _CLOSED:
             try:
                 records.extend(since(self._folder / f"{pid}{_JOURNAL}", told.number))
-            except (OSError, msgspec.DecodeError):
+            except (FileNotFoundError, msgspec.DecodeError):
                 return False
         total.add(told.counted)
         for record in records:
@@ -124,9 +131,13 @@ class Shared:
                 (self._folder / f"{pid}{_JOURNAL}").unlink(missing_ok=True)
 
     def counts(self) -> Counts:
-        """The rooms' figures, summed."""
+        """The rooms' figures, summed. Raises StoreDown where those of others cannot be read."""
         total = self._counts_now()
-        for pid, told in self._others():
+        try:
+            others = list(self._others())
+        except OSError as error:
+            raise _unreadable(error) from None
+        for pid, told in others:
             total.spool_lost += told.counts.spool_lost
             total.log_dropped += told.counts.log_dropped
             if _lives(pid):
@@ -139,8 +150,15 @@ class Shared:
     def _others(self) -> Iterator[tuple[int, _File]]:
         for file in self._folder.glob(f"*{_SUFFIX}"):
             if file != self._own:
-                with contextlib.suppress(OSError, msgspec.DecodeError):
+                with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
                     yield int(file.stem), _decode(file.read_bytes())
+
+
+def _unreadable(error: OSError) -> StoreDown:
+    return StoreDown(
+        f"What the other workers counted cannot be read: {error.strerror or error}.",
+        hint="Too many open files? Raise the gateway's limit of them (LimitNOFILE, ulimit -n).", retry_after_s=1.0,
+    )
 
 
 def _lives(pid: int) -> bool:
