@@ -544,6 +544,7 @@ def test_ladder_shows_rungs_and_budgets_in_force() -> None:
     assert retrieve == {"part": "retrieve", "at_most_s": 2.0, "set_by": "profile embedded", "otherwise": "no_retrieval"}
     shown = tidegate("ladder", "support/answer", "--set", "budgets.profile=gpu", "--set", "budgets.retrieve_s=0.5").stdout
     assert "Budgets, profile gpu:" in shown
+    assert "share" not in shown.splitlines()[0]  # nobody has set one
     assert next(line.split() for line in shown.splitlines() if line.startswith("retrieve ")) == ["retrieve", "0.5", "s", "flag", "no_retrieval"]
 
 

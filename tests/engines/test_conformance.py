@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import json
@@ -318,7 +319,12 @@ async def test_a_tokenizer_by_prompt_counts(bos: set[int], wanted: str) -> None:
             self.asked.append(fields)
             return answer(["x"], usage={"prompt_tokens": len(mine.encode(fields["prompt"])) + more, "completion_tokens": 1, "total_tokens": 0})
 
-    assert (await verdict("tokenizer", Counts(answer(), vocabulary=mine))).verdict == wanted
+    outcome = await verdict("tokenizer", Counts(answer(), vocabulary=mine))
+    assert outcome.verdict == wanted
+    if wanted == "fail":  # both counts are told, of the text that is furthest off
+        text, _, counts = outcome.evidence.partition(": ")[2].partition(" is ")
+        ours = len(mine.encode(ast.literal_eval(text)))
+        assert counts == f"{ours + max(bos)}, not {ours}"
 
 
 async def test_no_tokenizer_is_configured() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.document import NewPassage
+from tidegate.core.errors import NotFound
 from tidegate.core.search import Filter
 from tidegate.stores import passages as ways
 from tidegate.stores.migrate import migrate
@@ -152,6 +153,18 @@ async def test_the_plan_of_a_search_is_told(postgres: Postgres) -> None:
     lines = await postgres.explain("c", axis(0)[0], 3, Filter({"d": "3"}))
     assert "all that fit are compared" in lines[0]
     assert any("Index Only Scan" in line and "facet" in line for line in lines), lines
+
+
+async def test_a_collection_that_is_not_there_is_refused_by_name(store: Store) -> None:
+    """Its indexes would be complete, and nothing would ever be found in it; only a search of a request takes it for an empty one."""
+    await store.replace_document(a_document(), texts("x"), axis(0))
+    await store.build_indexes("c")
+    with pytest.raises(NotFound, match="There is no collection 'cc'") as refused:
+        await store.build_indexes("cc", facets=("d",))
+    assert "Did you mean 'c'?" in str(refused.value.hint)
+    with pytest.raises(NotFound, match="There is no collection 'cc'"):
+        await store.explain("cc", axis(0)[0], 3)
+    assert await store.index_version("cc") == "0"
 
 
 async def test_tags_that_no_index_can_hold_are_refused(store: Store) -> None:

@@ -24,6 +24,8 @@ from tidegate.api.websocket_connection import SocketConnection
 from tidegate.core.errors import NotFound
 from tidegate.core.plugins import nearest
 
+_NO_CAPABILITY = "This gateway has no capabilities: capabilities.folders is empty."
+
 Route = Callable[[Exchange], Awaitable[None]]
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -74,7 +76,7 @@ class Door:
 
     def _unknown(self, what: str, known: list[str]) -> Route:
         async def route(exchange: Exchange) -> None:
-            raise NotFound(f"There is no {what} {exchange.path[:200]}.", hint=nearest(exchange.path, known))
+            raise NotFound(f"There is no {what} {exchange.path[:200]}.", hint=nearest(exchange.path, known) if known else _NO_CAPABILITY)
 
         return route
 

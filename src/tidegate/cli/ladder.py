@@ -49,9 +49,11 @@ def ladder(capability: str, as_json: bool, config: Path | None, sets: tuple[str,
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("rung", "answers when", "rests on", "time", "says", box=None, padding=(0, 1), pad_edge=False)
+    shares = ["share"] if any(row.share for row in rows) else []  # a column for what nobody has set would be empty
+    table = Table("rung", "answers when", "rests on", *shares, "says", box=None, padding=(0, 1), pad_edge=False)
     for row in rows:
-        table.add_row(row.rung, row.answers, Text(row.rests_on), f"{row.share:.0%}" if row.share else "", Text(row.note))
+        share = [f"{row.share:.0%}" if row.share else ""] if shares else []
+        table.add_row(row.rung, row.answers, Text(row.rests_on), *share, Text(row.note))
     console(WIDE).print(table)
     times_table = Table("part", "at most", "set by", "then", box=None, padding=(0, 1), pad_edge=False)
     for time in times:

@@ -30,6 +30,8 @@ def load(package: str, name: str) -> ModuleType:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for an unknown name: the nearest known one if any is near, and the list of all, unless that is long and would bury it."""
     known = sorted(known)
+    if not known:
+        return "None is known here."
     near = difflib.get_close_matches(name, known, n=1)
     if near and len(known) > _MOST_LISTED:
         return f"Did you mean {near[0]!r}?"

@@ -129,7 +129,7 @@ class VectorStore(Protocol):
         ...
 
     async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY) -> list[str]:
-        """Lines for people: the way that such a search takes, and what it did. Raises StoreDown."""
+        """Lines for people: the way that such a search takes, and what it did. Raises StoreDown, NotFound."""
         ...
 
     async def index_version(self, collection: str) -> str:
@@ -163,7 +163,7 @@ class DocumentStore(Protocol):
         """Give a collection the indexes that its size needs, while searches and writers go on.
 
         `facets`: tags that have an index of their own, the first one first (None: as they were). `graph`: a graph of neighbours (None: where
-        the collection is large). Raises BadRequest for a name that cannot be a facet.
+        the collection is large). Raises NotFound for a collection that is not there, BadRequest for a name that cannot be a facet.
         """
         ...
 

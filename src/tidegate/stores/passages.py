@@ -25,7 +25,8 @@ from psycopg.rows import TupleRow
 
 from tidegate.core.ask import Passage
 from tidegate.core.document import Box, Document, NewPassage, Replaced, passage_ids
-from tidegate.core.errors import BadRequest
+from tidegate.core.errors import BadRequest, NotFound
+from tidegate.core.plugins import nearest
 from tidegate.core.ports import Vectors
 from tidegate.core.search import Filter, Found, IndexProgress, Way
 from tidegate.stores.clean import clean_text, clean_value
@@ -91,11 +92,12 @@ class Passages:
         return found
 
     async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter) -> list[str]:
-        """The way that a search takes, and the database's plan for it with what it did and how long."""
+        """The way that a search takes, and the database's plan for it with what it did and how long. Raises StoreDown, NotFound."""
         check_dimensions(vector.shape[-1])
         wanted, collection = clean_value_of(wanted), clean_text(collection)
 
         async def plan(link: Link) -> list[str]:
+            await _known(link, collection)
             state = await self._state(link, collection)
             asked = {"collection": collection, "vector": HalfVector(vector.reshape(DIMENSIONS)), "k": k} | _conditions(wanted, state.facets)
             graph = await self._graph_serves(link, collection, state, wanted, asked)
@@ -118,13 +120,14 @@ class Passages:
         progress: Callable[[IndexProgress], None] = lambda _: None,
     ) -> None:
         """Give a collection the indexes that it needs: those of its `facets` (None: as they were), and a graph of neighbours (None: from
-        `EXACT_MOST` passages on). Those that are there stay; searches and writers go on meanwhile. Raises StoreDown, BadRequest for a name that
-        cannot be a facet."""
+        `EXACT_MOST` passages on). Those that are there stay; searches and writers go on meanwhile. Raises StoreDown, NotFound for a collection
+        that is not there, BadRequest for a name that cannot be a facet."""
         collection = clean_text(collection)
         for name in facets or ():
             if not _FACET.fullmatch(name):
                 raise BadRequest(f"{name!r} cannot be a facet.", hint="A facet is a tag's name of letters, digits, _ and -.", param="facets")
         async with self._alone() as link:
+            await _known(link, collection)
             ((part,),) = await fetch(link, "make_partition", {"collection": collection})
             if facets is not None:
                 await link.execute(queries()["set_facets"].sql, {"collection": collection, "facets": list(facets)})
@@ -261,6 +264,13 @@ class Passages:
     async def _rows(self, name: str, parameters: dict[str, Any]) -> list[TupleRow]:
         rows: list[TupleRow] = await self._run(lambda link: fetch(link, name, parameters))
         return rows
+
+
+async def _known(link: Link, collection: str) -> None:
+    """Raises NotFound for a collection that nothing was ever ingested into: a misspelt one would only look empty."""
+    known = [row[0] for row in await fetch(link, "list_collections", {})]
+    if collection not in known:
+        raise NotFound(f"There is no collection {collection[:200]!r}.", hint=f"{nearest(collection, known)} `tidegate ingest` makes one.")
 
 
 async def fetch(link: Link, name: str, parameters: dict[str, Any]) -> list[TupleRow]:

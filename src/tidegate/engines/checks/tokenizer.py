@@ -45,16 +45,15 @@ async def _with_itself(probe: Probe) -> Outcome:
 
 async def _by_counts(probe: Probe, counted: list[tuple[str, int]], whose: str) -> Outcome:
     """A bare prompt may get one BOS token more, the same for every text."""
-    more: dict[int, str] = {}
+    more: dict[int, str] = {}  # how many more, and the first text that has so many
     for text, tokens in counted:
         run = await probe.complete(text, max_tokens=1, stream=False) if probe.http else None
         if run is None or run.status != 200 or run.prompt_tokens is None:
             return unproven("the engine tells neither ids nor the tokens of a bare prompt")
-        more.setdefault(run.prompt_tokens - tokens, text)
+        more.setdefault(run.prompt_tokens - tokens, f"{text[:24]!r} is {run.prompt_tokens}, not {tokens}")
     said = f"prompt tokens of {len(counted)} texts against {whose}"
     if len(more) > 1 or not set(more) <= {0, 1}:
-        off, text = max(more.items())
-        return failed(f"{said}: {text[:24]!r} counts {off:+d}")
+        return failed(f"{said}: {more[max(more, key=abs)]}")
     return passed(f"{said}: equal{' but for one BOS' if 1 in more else ''}")
 
 

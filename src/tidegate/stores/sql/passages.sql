@@ -58,6 +58,10 @@ select c.index_version, c.facets, exists (
 from tidegate.collections as c
 where c.name = %(collection)s;
 
+-- name: list_collections
+-- All that were ever ingested into, by name.
+select name from tidegate.collections order by name;
+
 -- name: set_facets
 -- The tags that have an index of their own.
 insert into tidegate.collections (name, changes, index_version, facets) values (%(collection)s, 0, '0', %(facets)s)

@@ -11,7 +11,9 @@ import numpy as np
 
 from tidegate.core.ask import Passage
 from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
+from tidegate.core.errors import NotFound
 from tidegate.core.flight import FlightRecord
+from tidegate.core.plugins import nearest
 from tidegate.core.ports import FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
 from tidegate.core.search import ANY, Filter, Found, IndexProgress
 from tidegate.stores.clean import clean_text, clean_value
@@ -120,10 +122,11 @@ class Memory:
             for (id, passage), score in zip(stored.passages.items(), (stored.vectors @ vector.reshape(-1)).tolist(), strict=True)
             if (of_passage := stored.document.tags | passage.tags).items() >= tags.items()
         ]
-        nearest = sorted(found, key=lambda passage: (-passage.score, passage.id))[:k]
-        return Found(nearest, self._index_versions.get(collection, "0"))
+        best = sorted(found, key=lambda passage: (-passage.score, passage.id))[:k]
+        return Found(best, self._index_versions.get(collection, "0"))
 
     async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY) -> list[str]:
+        self._known(collection)
         found = await self.search(collection, vector, k, wanted)
         return [f"in memory: all passages are compared, {len(found.passages)} found"]
 
@@ -132,6 +135,11 @@ class Memory:
         progress: Callable[[IndexProgress], None] = lambda _: None,
     ) -> None:
         """Nothing to build."""
+        self._known(collection)
+
+    def _known(self, collection: str) -> None:
+        if clean_text(collection) not in self._index_versions:
+            raise NotFound(f"There is no collection {collection!r}.", hint=nearest(collection, self._index_versions))
 
     def _fits(self, document: Document, wanted: Filter) -> bool:
         dated = document.dated_unix_s or 0.0
