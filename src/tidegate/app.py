@@ -59,7 +59,7 @@ from tidegate.engines.settings import EngineSettings
 from tidegate.guard.settings import DoorSettings
 from tidegate.local.child import Child
 from tidegate.local.embedder import LocalEmbedder
-from tidegate.local.folder import DataFolder, own_folder
+from tidegate.local.folder import DataFolder, explained, own_folder
 from tidegate.local.listener import url_of
 from tidegate.local.workers import Workers
 from tidegate.pipeline.capability import Capability, load_all
@@ -171,8 +171,8 @@ def _need_slots(settings: Settings) -> None:
     for (owner, model), sections in lanes.items():
         counted = [one for one in sections if one.role != "fallback"] or sections
         slots = [one.slots for one in counted]
-        if not all(slots):
-            continue
+        if not all(slots) or (not owner and sum(own.slots for own in apart.values()) >= min(slots)):
+            continue  # no bound; or more is kept than there is, which the fleet refuses by name
         kept = {} if owner else {tenant: sum(min(own.slots, most) for most in slots) for tenant, own in apart.items() if own.slots}
         for tenant, own_slots in kept.items():
             if own_slots < workers:
@@ -210,7 +210,8 @@ class Gateway:
             )
         self.settings = settings
         data = settings.local.folder
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with explained(data):
+            own_folder(data, 0o700)
         self.store = Postgres(settings.store)
         if nowhere := [name for name, one in settings.tenants.items() if one.isolation == "device" and not one.instances]:
             raise SettingsError(
@@ -498,8 +499,9 @@ def serve(settings: Settings, fd: int | None = None) -> int:
     if len(sockets) == 1:
         uvloop.run(_serve(settings, sockets[0]))
         return 0
-    own_folder(settings.local.folder / "run", 0o700)
-    clear(settings.local.folder / WORKERS)
+    with explained(settings.local.folder):
+        own_folder(settings.local.folder / "run", 0o700)
+        clear(settings.local.folder / WORKERS)
     common = Common.of(settings)
 
     def work(index: int, ready: Callable[[], None]) -> int:

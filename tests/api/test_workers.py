@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from tests.api.conftest import House, start_gateway, stop, until, url_of, workers
 
 from tidegate.app import Common
@@ -321,6 +322,25 @@ def test_one_worker_has_the_slots_of_an_idle_one(house: House, slotted: tuple[su
     for reading in mine[1:]:
         reading.leave()
     until(lambda: house.stats()["active"] == 0, "the end of all")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_data_folder_that_is_a_file_is_named_with_the_way_out(count: int, tmp_path: Path) -> None:
+    """By one process, and by one that is about to fork."""
+    (tmp_path / "file").write_text("")
+    process = start_gateway(
+        tmp_path, "postgresql://127.0.0.1:9/x", "http://127.0.0.1:9", TIDEGATE_SERVER__WORKERS=str(count), TIDEGATE_LOCAL__DATA=str(tmp_path / "file")
+    )
+    assert process.wait(30) != 0
+    told = (tmp_path / "gateway.log").read_text()
+    assert "is not a folder." in told
+    assert "hint: Set local.data" in told
+
+
+def test_an_empty_address_is_refused() -> None:
+    """It would be every address of the machine, where the default is its own alone."""
+    with pytest.raises(ValidationError, match="host"):
+        Settings.model_validate({"server": {"host": ""}})
 
 
 def test_fewer_slots_than_workers_are_refused() -> None:

@@ -44,6 +44,12 @@ def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
             DataFolder(path).open(0)
 
 
+def test_a_folder_that_cannot_be_made_is_refused() -> None:
+    """Below a file system that takes no folders."""
+    with pytest.raises(LocalPartError, match="/proc/no-such-folder cannot be made there"):
+        DataFolder(Path("/proc/no-such-folder/data")).open(0)
+
+
 def test_an_unrelated_error_is_not_explained_away() -> None:
     """Only what is understood is translated."""
     with pytest.raises(OSError, match="Input/output"), explained(Path("/data")):

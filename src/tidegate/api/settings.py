@@ -13,7 +13,7 @@ from tidegate.core.settings import Section
 class ServerSettings(Section):
     """`[server]`: the gateway's own door."""
 
-    host: str = Field("127.0.0.1", description="Address that the gateway listens on.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address that the gateway listens on.")
     port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0 takes any free one.")
     workers: int = Field(
         1, ge=1, le=64, description="Gateway processes on this port, which are one gateway: limits, kept streams, barge-in and metrics are common."

@@ -103,9 +103,13 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def own_folder(path: Path, mode: int) -> None:
-    """Make a folder, its parents too, with this mode whatever the umask. One that is there keeps its mode: it may be the user's own."""
+    """Make a folder, its parents too, with this mode whatever the umask. One that is there keeps its mode: it may be the user's own. Raises OSError,
+    LocalPartError where there can be none."""
     if not path.is_dir():
-        path.mkdir(parents=True)
+        try:
+            path.mkdir(parents=True)
+        except FileNotFoundError as error:
+            raise LocalPartError(f"{error.filename} cannot be made there.", hint="Set local.data to a folder that can be.") from error
         path.chmod(mode)
 
 
