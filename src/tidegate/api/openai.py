@@ -21,7 +21,7 @@ from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import BadRequest, MethodNotAllowed, StoreDown
 from tidegate.core.ports import Embedder, Stage
-from tidegate.pipeline.entrance import Entrance
+from tidegate.pipeline.entrance import Entrance, without_media
 from tidegate.pipeline.runner import Step, run
 from tidegate.pipeline.stages.generate import DEFAULT, estimate_prompt_tokens
 
@@ -91,8 +91,10 @@ class GenerationRoute:
         else:
             check_prompt(fields.get("prompt"))
         if self._entrance is not None:
-            name = "messages" if self._kind == "chat" else "prompt"
-            self._entrance.admit(ask, name, fields[name])
+            if self._kind == "chat":
+                self._entrance.admit(ask, "messages", without_media(fields["messages"]))
+            else:
+                self._entrance.admit(ask, "prompt", fields["prompt"])
         if fields.get("n", 1) not in (1, None):
             raise BadRequest("`n` other than 1 is not supported.", hint="Send the request n times.", param="n")
         asked = fields.pop("stream", streams)

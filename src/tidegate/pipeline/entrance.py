@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,9 @@ from tidegate.guard.settings import DoorSettings
 #: The name of what the caller is told, and of its header: x-tidegate-door.
 DOOR = "door"
 _AS_SET = ("as_set", -1)
+#: Parts of a message that carry encoded bytes, and where.
+_MEDIA = {"image_url": "url", "video_url": "url", "audio_url": "url", "input_audio": "data", "file": "file_data"}
+_DATA_URL = re.compile(r"data:[^,]{0,200};base64,")
 #: Texts that are remembered as having nothing.
 _MOST_CLEAN = 8192
 
@@ -114,6 +118,25 @@ def settings_of(house: DoorSettings, own: Section) -> DoorSettings:
     """A capability's settings where it has some, else the house's. The bounds of runs are never 0: there 0 is "as set" too."""
     said = {name: value for name, value in own.model_dump().items() if value not in _AS_SET and (value or name == "max_chars")}
     return house.model_copy(update=said)
+
+
+def without_media(messages: list[Any]) -> list[Any]:
+    """Messages of a chat as the door reads them: the bytes of a picture, a sound or a file are no text, and as long as they are."""
+    return [
+        {**message, "content": [_without_media(part) for part in message["content"]]} if message.get("content").__class__ is list else message
+        for message in messages
+    ]
+
+
+def _without_media(part: Any) -> Any:
+    kind = part["type"]
+    name = _MEDIA.get(kind)
+    media = part.get(kind) if name is not None else None
+    if not isinstance(media, dict) or not isinstance(given := media.get(name), str):
+        return part
+    if kind != "input_audio" and _DATA_URL.match(given) is None:
+        return part  # an address is read
+    return {**part, kind: {**media, name: ""}}
 
 
 def gather(value: Any, into: list[str]) -> None:
