@@ -59,7 +59,7 @@ from tidegate.engines.settings import EngineSettings
 from tidegate.guard.settings import DoorSettings
 from tidegate.local.child import Child
 from tidegate.local.embedder import LocalEmbedder
-from tidegate.local.folder import DataFolder, explained, own_folder
+from tidegate.local.folder import DataFolder, explained, own_folder, take_lock
 from tidegate.local.listener import url_of
 from tidegate.local.workers import Workers
 from tidegate.pipeline.capability import Capability, load_all
@@ -500,11 +500,15 @@ def serve(settings: Settings, fd: int | None = None) -> int:
         uvloop.run(_serve(settings, sockets[0]))
         return 0
     with explained(settings.local.folder):
-        own_folder(settings.local.folder / "run", 0o700)
+        run = settings.local.folder / "run"
+        own_folder(run, 0o700)
+        # Sockets and figures of workers have fixed names there: a second gateway would take those of the first away.
+        lock = take_lock(run / "workers.lock", f"The data folder {settings.local.folder} is in use by another gateway with several workers")
         clear(settings.local.folder / WORKERS)
     common = Common.of(settings)
 
     def work(index: int, ready: Callable[[], None]) -> int:
+        os.close(lock)  # it goes with the first process, whatever becomes of this one
         for other in sockets:
             if other is not sockets[index]:
                 other.close()

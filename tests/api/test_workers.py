@@ -337,6 +337,23 @@ def test_a_data_folder_that_is_a_file_is_named_with_the_way_out(count: int, tmp_
     assert "hint: Set local.data" in told
 
 
+def test_a_second_gateway_with_workers_leaves_the_first_its_data_folder(
+    house: House, served: tuple[subprocess.Popen[bytes], str], postgres_dsn: str, tmp_path: Path
+) -> None:
+    """It names who has it; a third one may have it as soon as the first is gone, killed or not."""
+    process, _ = served
+    second = start_gateway(tmp_path, postgres_dsn, house.engine, TIDEGATE_SERVER__WORKERS="2")
+    assert second.wait(30) != 0
+    assert f"is in use by another gateway with several workers (pid {process.pid})" in (tmp_path / "gateway.log").read_text()
+    process.kill()
+    process.wait(30)
+    third = start_gateway(tmp_path, postgres_dsn, house.engine, TIDEGATE_SERVER__WORKERS="2")
+    try:
+        assert ask(url_of(tmp_path, third), house.keys["data"]) == 200
+    finally:
+        stop(third)
+
+
 def test_an_empty_address_is_refused() -> None:
     """It would be every address of the machine, where the default is its own alone."""
     with pytest.raises(ValidationError, match="host"):

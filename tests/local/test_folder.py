@@ -60,7 +60,7 @@ def test_the_lock_goes_with_its_holder(tmp_path: Path) -> None:
     """A closed folder can be opened again; an open one cannot."""
     first, second = DataFolder(tmp_path), DataFolder(tmp_path)
     first.open(0)
-    with pytest.raises(LocalPartError, match=rf"in use by another `tidegate up` \(pid {os.getpid()}\)"):
+    with pytest.raises(LocalPartError, match=rf"in use by another `tidegate up` or `serve` \(pid {os.getpid()}\)"):
         second.open(0)
     first.close()
     second.open(0)

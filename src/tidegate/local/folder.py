@@ -51,7 +51,7 @@ class DataFolder:
         return socket_folder(self.run)
 
     def _take_lock(self) -> None:
-        self._lock = take_lock(self.path / "lock", f"The data folder {self.path} is in use by another `tidegate up`")
+        self._lock = take_lock(self.path / "lock", f"The data folder {self.path} is in use by another `tidegate up` or `serve`")
 
 
 def take_lock(path: Path, message: str) -> int:
