@@ -578,18 +578,18 @@ async def test_text_put_in_from_outside(control: Control | None) -> None:
 
 
 @pytest.mark.parametrize("control", [None, Control(BAD)])
-@pytest.mark.parametrize(("batch", "whole"), [(1, "a b (look) "), (2, "a b (look) "), (3, "a b ")])
+@pytest.mark.parametrize(("batch", "whole"), [(1, "one two (look) "), (2, "one two (look) "), (3, "one two ")])
 @pytest.mark.parametrize("later", [False, True])
 async def test_text_put_in_at_the_end(control: Control | None, batch: int, whole: str, later: bool) -> None:
     """Where all that still comes is the engine's end, the text goes in before it; where that end was told already (`batch` 3: with the last token)
     none goes in. The client is told of one end, and nothing behind it. `later`: it is asked for between two batches."""
-    engine = FakeEngine(Script(["a ", "b "]), batch=batch)
+    engine = FakeEngine(Script(["one ", "two "]), batch=batch)
     client = Client()
     ask = new_ask(client)
 
     def emit(given: list[Chunk]) -> None:
         client.emit(given)
-        if client.text == "a b " and not asked:
+        if client.text == "one two " and not asked:
             asked.append(True)
             running: Any = ask.running
             if later:
