@@ -109,6 +109,7 @@ def test_the_sdk_cancels_a_stream_and_the_engine_is_freed(house: House) -> None:
         (b"[1]", 400, "bad_request", "not an object"),
         (b"[" * 100_000, 400, "bad_request", "nested"),
         (b'{"messages": []}', 400, "bad_request", "`messages` is missing or empty"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}], "stop": ["a", ""]}', 400, "bad_request", "`stop` holds an empty text"),
         (b'{"model": "scripted"}', 400, "bad_request", "`messages` is missing or empty"),
         (b'{"messages": "hi"}', 400, "bad_request", "`messages` must be a list"),
         (b'{"messages": [1]}', 400, "bad_request", "messages[0]"),

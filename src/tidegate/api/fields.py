@@ -153,6 +153,8 @@ def check_lists(fields: dict[str, Any]) -> None:
         value = fields.get(name)
         if isinstance(value, list) and not all(isinstance(item, kind) for item in value):
             raise BadRequest(f"`{name}` must be a list of {what}.", hint="docs/openai.md lists the fields and their types.", param=name)
+    if isinstance(stop := fields.get("stop"), list) and "" in stop:
+        raise BadRequest("`stop` holds an empty text, at which every answer would end before it began.", hint="Leave it out.", param="stop")
 
 
 def stream_options(fields: dict[str, Any], streams: bool) -> ShowsUsage:
