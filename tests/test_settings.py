@@ -71,6 +71,7 @@ def test_an_unknown_profile_is_refused_by_name() -> None:
     """With those that there are."""
     error = refused(overrides={"budgets.profile": "tpu"})
     assert error.message == "flag: budgets.profile is \"tpu\", but should be 'gpu' or 'embedded'."
+    assert refused(overrides={"budgets.profile": '"tpu"'}).message == error.message  # as TOML writes it
 
 
 @pytest.mark.parametrize(

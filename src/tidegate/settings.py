@@ -338,7 +338,8 @@ def _problems(invalid: ValidationError, given: Mapping[KeyPath, Given]) -> list[
             else:
                 problems.append(Problem(f"{source}: {dotted(path)} is missing.", "It has no default: give it a value."))
         else:
-            value = notation(shown(path[-1], one.raw if one.raw is not None else one.value))
+            # As it was given, but text that came in quotes, as in --set 'log.level="loud"', does not get a second pair.
+            value = notation(shown(path[-1], one.value if one.raw is None or isinstance(one.value, str) else one.raw))
             problems.append(Problem(f"{one.source}: {dotted(path)} is {value}, but {' or '.join(dict.fromkeys(said))}.", _about(path)))
     return problems
 

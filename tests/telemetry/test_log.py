@@ -48,6 +48,13 @@ def test_a_flight_is_one_line_of_facts(flight: MakeFlight, pipe: tuple[int, int]
     }
 
 
+def test_a_flight_without_a_first_token_has_no_time_of_it(flight: MakeFlight, pipe: tuple[int, int]) -> None:
+    """A zero would be counted as the fastest of all."""
+    FlightLog(fd=pipe[1]).finished(flight(first_token_ns=0))
+    (line,) = lines(pipe[0])
+    assert "ttft_ms" not in line
+
+
 @pytest.mark.parametrize(("setting", "said"), [(True, ["good", "bad"]), (False, []), ("errors", ["bad"])])
 def test_which_flights_are_logged_is_a_setting(flight: MakeFlight, pipe: tuple[int, int], setting: Any, said: list[str]) -> None:
     """true logs all, false none, "errors" those that did not end well."""
