@@ -22,6 +22,7 @@ WELL: dict[str, Any] = {
     "embedder": {"up": True},
     "spool": {"bytes": 10, "max_bytes": 1000, "near": False, "lost": 0, "rejected": 0, "last_drain_error": None},
 }
+DRAINED: dict[str, Any] = {"up": True, "fleet": {"drained": True}}
 REFUSED = {"up": True, "admitted": False, "conformance": "failed", "checks_failed": {"stop": "it is in the answer."}}
 
 
@@ -50,6 +51,9 @@ def test_all_well_is_ok_and_still_gives_the_figures() -> None:
             {"engines": {"a": {"up": True, "fleet": {"breaker": "open", "last_failure": {"cause": "cut"}}}, "b": {"up": True}}}, "degraded",
             "'a' failed so often lately that its circuit breaker is open",
         ),
+        ({"engines": {"a": DRAINED, "b": DRAINED}}, "down", "'a' is drained, and no other takes requests"),
+        ({"engines": {"a": {"up": False}, "b": DRAINED}}, "down", "'a' does not answer"),
+        ({"engines": {"a": REFUSED, "b": DRAINED}}, "down", "'a' failed the check stop"),
         ({"database": {"up": False, "why": "no route"}}, "degraded", "store.dsn"),
         ({"database": {"up": True, "round_trip_ms": 900.0}}, "degraded", "900 ms"),
         ({"embedder": {"up": False}}, "degraded", "searched"),
@@ -71,6 +75,12 @@ def test_the_spool_tells_what_health_judges(tmp_path: Path) -> None:
     assert WELL["spool"].keys() <= spool.figures().keys()
     assert told({"spool": spool.figures()})["status"] == "ok"
     spool.close()
+
+
+def test_a_drained_engine_is_well_while_another_takes_its_requests() -> None:
+    """It is as its operator wants it: nobody is to be woken for it."""
+    document = told({"engines": {"a": DRAINED, "b": {"up": True}}})
+    assert (document["status"], document["why"]) == ("ok", [])
 
 
 def test_without_any_engine_nothing_is_said_about_engines() -> None:

@@ -87,7 +87,8 @@ def _engines(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Fin
     engines: Mapping[str, Mapping[str, Any]] = figures.get("engines", {})
     down = {name: engine for name, engine in engines.items() if not engine.get("up")}
     refused = {name for name, engine in engines.items() if engine.get("admitted") is False}
-    how_bad = "down" if engines and len(down.keys() | refused) == len(engines) else "degraded"
+    drained = [name for name, engine in engines.items() if (engine.get("fleet") or {}).get("drained") and name not in down.keys() | refused]
+    how_bad = "down" if engines and len(down.keys() | refused) + len(drained) == len(engines) else "degraded"
     failed = {name: engine for name, engine in engines.items() if engine.get("conformance") == "failed"}
     return [
         (
@@ -104,6 +105,11 @@ def _engines(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Fin
             f"Look at the engine's log, and at engines.{name}.url.",
         )
         for name, engine in down.items()
+    ] + [
+        # One that is drained is as its operator wants it, while others take its requests.
+        (how_bad, f"Engine {name!r} is drained, and no other takes requests: they end with engine_down. `tidegate drain {name} --undo` helps.")
+        for name in drained
+        if how_bad == "down"
     ]
 
 
