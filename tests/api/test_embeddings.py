@@ -40,6 +40,17 @@ async def test_other_dimensions_are_refused(dimensions: int | None, status: int)
         assert json.loads(sent[1]["body"])["error"]["param"] == "dimensions"
 
 
+@pytest.mark.parametrize(("model", "status"), [(None, 200), ("test-model", 200), ("bge-m3", 404)])
+async def test_another_model_is_refused_by_name(model: str | None, status: int) -> None:
+    """As chats refuse one: vectors of another model than was asked for would be stored beside those of that one."""
+    sent = await ask({"input": "x", "model": model})
+    assert sent[0]["status"] == status
+    if status == 404:
+        error = json.loads(sent[1]["body"])["error"]
+        assert error["message"] == "There is no embedding model 'bge-m3'."
+        assert "test-model" in error["hint"]
+
+
 @pytest.mark.parametrize(("action", "status"), [("mark", 200), ("refuse", 400)])
 async def test_the_door_looks_at_what_is_embedded(action: str, status: int) -> None:
     """A text with a control character is marked in the header, or refused by its place in the input."""

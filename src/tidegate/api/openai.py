@@ -19,7 +19,7 @@ from tidegate.api.notes import noted, told_in_answer
 from tidegate.api.waiting import Admission, admitted, enter, leave, turn
 from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
-from tidegate.core.errors import BadRequest, MethodNotAllowed, StoreDown
+from tidegate.core.errors import BadRequest, MethodNotAllowed, NotFound, StoreDown
 from tidegate.core.ports import Embedder, Stage
 from tidegate.pipeline.entrance import Entrance, without_media
 from tidegate.pipeline.runner import Step, run
@@ -256,6 +256,9 @@ class EmbeddingRoute:
             flight.lap("parse")
         if self._embedder is None:
             raise StoreDown("This gateway has no embedder.", hint="Set [embedder], or start it with `tidegate up`.")
+        if wanted.model not in (None, self._embedder.model):  # vectors of another model than is believed find nothing, and say nothing
+            said = f"There is no embedding model {str(wanted.model)[:200]!r}."
+            raise NotFound(said, hint=f"Known: {self._embedder.model}. Without `model` it is taken.", param="model")
         if wanted.dimensions not in (None, self._embedder.dimensions):
             said = f"The vectors here have {self._embedder.dimensions} numbers, no other number can be asked for."
             raise BadRequest(said, hint="Leave `dimensions` out.", param="dimensions")
@@ -296,6 +299,7 @@ class Wanted(NamedTuple):
     floats: bool
     kind: Literal["query", "passage"]
     dimensions: int | None
+    model: str | None
 
 
 def _wanted(body: bytes) -> Wanted:
@@ -308,7 +312,7 @@ def _wanted(body: bytes) -> Wanted:
     kind = fields.get("input_type", "query")
     if kind not in ("query", "passage"):
         raise BadRequest("`input_type` is neither `query` nor `passage`.", hint="Leave it out for `query`.", param="input_type")
-    return Wanted(texts, encoding == "float", kind, fields.get("dimensions"))
+    return Wanted(texts, encoding == "float", kind, fields.get("dimensions"), fields.get("model"))
 
 
 def _texts(given: Any) -> list[str]:

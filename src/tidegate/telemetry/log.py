@@ -95,8 +95,9 @@ class FlightLog:
             self._stamp(record.began_unix_ns + record.whole_ns), "info" if well or record.http_status < 500 else "warning", "flight",
             record.id, record.route[:MAX_NAME], record.end, record.http_status, record.whole_ns / 1e6, record.tenant, record.key_id,
             record.capability[:MAX_NAME], record.model[:MAX_NAME], record.engine, record.stream,
-            record.first_token_ns and record.first_token_ns / 1e6, usage.prompt_tokens, usage.completion_tokens, usage.exact, record.error_code[:MAX_NAME], record.request_sha256,
-            record.answer_sha256, record.prompt_version, record.index_version, self.dropped - self._told,
+            record.first_token_ns and record.first_token_ns / 1e6, usage.prompt_tokens, usage.completion_tokens, usage.exact,
+            record.error_code[:MAX_NAME], record.request_sha256, record.answer_sha256, record.prompt_version,
+            record.index_version, self.dropped - self._told,
         )
         self._told = self.dropped
         return self._encoder.encode(line) + b"\n"
