@@ -131,12 +131,12 @@ class Shared:
                 (self._folder / f"{pid}{_JOURNAL}").unlink(missing_ok=True)
 
     def counts(self) -> Counts:
-        """The rooms' figures, summed. Raises StoreDown where those of others cannot be read."""
+        """The rooms' figures, summed; this worker's alone where those of others cannot be read: whether it serves does not hang on that."""
         total = self._counts_now()
         try:
             others = list(self._others())
-        except OSError as error:
-            raise _unreadable(error) from None
+        except OSError:
+            others = []
         for pid, told in others:
             total.spool_lost += told.counts.spool_lost
             total.log_dropped += told.counts.log_dropped
