@@ -56,7 +56,7 @@ class Place(Item):
     who: str
     request: str
     _took_last: bool
-    _share_ns: float
+    _share_ns: int
     _unread: int
 
     def __init__(
@@ -155,7 +155,7 @@ class Lane:
         self._most_waiting = settings.queue
         self._aging = settings.aging
         self._clock_ns = clock_ns
-        self._predicted_ns, self._share_ns = 0, 0.0  # of all that run: their slot times, and what a share of the engines was when they began
+        self._predicted_ns, self._share_ns = 0, 0  # of all that run: their slot times, and what a share of the engines was when they began
         self._looked_ns = 0  # when places that wait were last looked at, whether they can still be served in time
         self._newcomers_ns, self._newcomers_since_ns = 0, clock_ns()  # slot time of those that began without a booking, and since when
         self._moved_ns = 0  # when the last free slot was taken last: since then nobody has left, where all are still taken
@@ -238,6 +238,8 @@ class Lane:
         if flow.items[-1][2] is not place and not 0 < now_ns - self._looked_ns < self._bound_ns >> 7:
             self._looked_ns = now_ns
             self._give_up_last(flow, now_ns)
+            if place.error is not None:  # when those behind it were given up, its own turn came to be the last
+                raise place.error
         return place
 
     # -- out
@@ -252,7 +254,7 @@ class Lane:
             speeds.leave(place._prompt_tokens)
         self.running -= 1
         self._predicted_ns -= place.slot_ns
-        self._share_ns = self._share_ns - place._share_ns if self.running else 0.0  # what is left is rounding
+        self._share_ns -= place._share_ns
         flow, queue = place.flow, self.queue
         flow.running -= 1
         self._learn(place, tokens, answer_tokens, took_ns, now_ns)
@@ -401,7 +403,7 @@ class Lane:
     def _left(self, now_ns: int) -> int:
         """Slot time of the running that is left."""
         self.speeds.pass_time(now_ns, self.running, self.slots)
-        return left_ns(self._predicted_ns, int((self.running * self.speeds.share_ns - self._share_ns) * self.slots))
+        return left_ns(self._predicted_ns, (self.running * self.speeds.share_ns - self._share_ns) * self.slots)
 
     # -- refusals
 

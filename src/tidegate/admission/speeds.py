@@ -50,7 +50,8 @@ class Speeds:
     def __init__(self, now_ns: int) -> None:
         self.answer_cost = ANSWER_COST
         self.most_unread = math.inf
-        self.read_ns = self.share_ns = 0.0
+        self.read_ns = 0.0
+        self.share_ns = 0  # whole, so that what is added to sums and taken away again leaves nothing
         self.reading = self.unread = 0
         self._at_ns = now_ns
         #: Since the last end, by the part of the slots that was taken: time in which anything ran, in which nothing was read, prompt tokens read.
@@ -68,7 +69,7 @@ class Speeds:
         self._at_ns = now_ns
         if took_ns <= 0 or not running:
             return
-        self.share_ns += took_ns / running
+        self.share_ns += took_ns // running
         part_ns = took_ns * running / slots if running < slots else took_ns
         self._work_ns += part_ns
         if not self.reading:
