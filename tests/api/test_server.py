@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
+from typing import Any
 
+from tidegate.api.auth import KeyRing
 from tidegate.api.connection import Corked
-from tidegate.api.server import hoard_little, listening_socket
+from tidegate.api.exchange import House
+from tidegate.api.server import Door, hoard_little, listening_socket
+from tidegate.stores.systems.memory import Memory
 
 
 class Recorder:
@@ -93,3 +98,22 @@ def test_accepted_connections_have_no_nagle_delay() -> None:
         accepted, _ = bound.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+async def test_a_gateway_without_capabilities_names_the_setting() -> None:
+    """A list of none would help nobody."""
+    house = House(KeyRing(Memory(), {}, refresh_s=1.0), [], b"secret", lambda flight_id, text: b"", 1000, 10.0)
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def rest(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError(scope["path"])
+
+    await Door(house, {}, {}, rest)({"type": "http", "method": "POST", "path": "/api/v1/support/answer", "headers": []}, receive, send)
+    assert sent[0]["status"] == 404
+    assert "capabilities.folders" in json.loads(sent[1]["body"])["error"]["hint"]
