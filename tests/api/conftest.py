@@ -95,7 +95,7 @@ def start_gateway(data: Path, dsn: str, engine: str, **more: str) -> subprocess.
         f'[budgets]\nprofile = "embedded"\n[capabilities]\nfolders = ["{CAPABILITIES}"]\n[tenants.kept]\nkeep = true\n'
         f'[engines.scripted]\nadapter = "scripted"\nurl = "{engine}"\nmodels = ["scripted"]\ninter_token_s = 2.0\nconformance = "off"\n'
         "[generation]\nmax_resumes = 0\n"  # what breaks off is seen; tests/api/test_guard.py has them go on
-        "[door]\nv1_injection = true\n"
+        "[door]\nv1 = true\nv1_injection = true\n"
         "[fleet]\nmax_retry_after_s = 0\n"  # one test's 429 is not to hold off the next one; tests/pipeline/test_retry.py has it obeyed
         '[engines.nowhere]\nadapter = "openai"\nurl = "http://127.0.0.1:9"\nmodels = ["nowhere"]\n'
     )

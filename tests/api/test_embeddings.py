@@ -54,7 +54,7 @@ async def test_another_model_is_refused_by_name(model: str | None, status: int) 
 @pytest.mark.parametrize(("action", "status"), [("mark", 200), ("refuse", 400)])
 async def test_the_door_looks_at_what_is_embedded(action: str, status: int) -> None:
     """A text with a control character is marked in the header, or refused by its place in the input."""
-    door = v1_door(DoorSettings.model_validate({"control": action}))[1]
+    door = v1_door(DoorSettings.model_validate({"v1": True, "control": action}))[1]
     sent = await ask({"input": ["x", "a\x07b"]}, door)
     assert sent[0]["status"] == status
     if status == 400:

@@ -120,10 +120,10 @@ def test_the_doors_of_v1_look_for_what_is_set() -> None:
         ({"v1_injection": True}, ["injection"], None),
         ({"v1_injection": True, "injection": "pass"}, None, None),
     ):
-        of_prompts, of_embedded = v1_door(DoorSettings.model_validate(said))
+        of_prompts, of_embedded = v1_door(DoorSettings.model_validate({"v1": True, **said}))
         assert (marks(of_prompts, INJECTION), marks(of_embedded, INJECTION)) == (prompts, embedded)
         assert marks(of_prompts, "a\x07b") == marks(of_embedded, "a\x07b") == ["control"]
-    assert v1_door(DoorSettings.model_validate({"v1": False})) == (None, None)
+    assert v1_door(DoorSettings.model_validate({"v1_injection": True})) == (None, None)
 
 
 def test_a_capability_says_otherwise_where_it_says_anything() -> None:
