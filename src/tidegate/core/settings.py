@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
+from tidegate.core.errors import SettingsError
 from tidegate.core.toml import KeyPath
+
+S = TypeVar("S", bound="Section")
 
 
 class Section(BaseModel):
@@ -71,6 +75,20 @@ def inner(field: FieldInfo) -> tuple[type[Section] | None, bool]:
         if isinstance(value, type) and issubclass(value, Section):
             return value, True
     return None, False
+
+
+def parse(text: str, name: str, kind: type[S], shape: str) -> S:
+    """A section from the text of a TOML file of its own. `name`: the file's; `shape`: how it looks, as a hint.
+
+    Raises SettingsError that names the file and what is wrong in it.
+    """
+    try:
+        return kind.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{name} is not TOML: {error}.", hint="Correct the line that it names.") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SettingsError(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}.", hint=shape) from None
 
 
 def fits(pattern: KeyPath, path: KeyPath) -> bool:

@@ -10,16 +10,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.settings import Section
+from tidegate.core.settings import Section, parse
 
 #: Scripts that put no blanks between words: there a keyword counts wherever it stands.
 _NO_BLANKS = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
@@ -73,14 +72,10 @@ class Faq:
 def read_faq(file: Path) -> Faq:
     """Raises SettingsError that names the file and the entry that is wrong."""
     try:
-        said = FaqFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file} cannot be read: {error}.", hint="faq.file names a file in the capability's folder, as UTF-8 text.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file} is not TOML: {error}.", hint="Correct the line that it names.") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise SettingsError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}.", hint="docs/ladder.md shows such a file.") from None
+    said = parse(text, str(file), FaqFile, "docs/ladder.md shows such a file.")
     return Faq([
         Entry(_patterns(file, number, one.keywords), _patterns(file, number, one.unless), {**said.defaults, **one.output})
         for number, one in enumerate(said.entry, 1)

@@ -10,17 +10,16 @@ Titles are compared without case, numbering and closing colon; `*` stands for an
 from __future__ import annotations
 
 import re
-import tomllib
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from tidegate.core.document import Box
 from tidegate.core.errors import SettingsError
-from tidegate.core.settings import Section
+from tidegate.core.settings import Section, parse
 from tidegate.retrieval.loaded import Block, Loaded
 from tidegate.retrieval.tables import around
 
@@ -47,15 +46,10 @@ class Rules(Section):
 def read_rules(file: Path) -> Rules:
     """Raises SettingsError that names the file and what is wrong in it."""
     try:
-        rules = Rules.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file} cannot be read: {error}.", hint="It is UTF-8 text in the capability's folder.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file} is not TOML: {error}.", hint="Correct the line that it names.") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        hint = f"Known names: {', '.join(Rules.model_fields)}; see docs/ingest.md."
-        raise SettingsError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}.", hint=hint) from None
+    rules = parse(text, str(file), Rules, f"Known names: {', '.join(Rules.model_fields)}; see docs/ingest.md.")
     for name in Rules.model_fields:
         for title in getattr(rules, name):
             if not _normal(title).replace("*", ""):

@@ -27,7 +27,6 @@ class Job:
     cached: int = 0
     guessed: int = 0
     tries: int = 0
-    passed_return: int = 0
     refused: bool = False
     started_ns: int = -1
     first_ns: int = -1

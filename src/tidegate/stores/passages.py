@@ -139,10 +139,11 @@ class Passages:
                     await link.execute(sql.SQL("drop index concurrently if exists tidegate.{}").format(sql.Identifier(name)))
             if graph or (graph is None and passages > EXACT_MOST):
                 wanted[f"{part}_graph"] = _graph_sql(part)
-            for name, statement in wanted.items():
-                if name not in there:
-                    await self._build(link, name, statement, progress)
-            await link.execute(sql.SQL("vacuum (analyze) tidegate.{}").format(sql.Identifier(part)))
+            missing = {name: statement for name, statement in wanted.items() if name not in there}
+            for name, statement in missing.items():
+                await self._build(link, name, statement, progress)
+            if missing:  # the planner knows nothing yet of what a facet's index holds
+                await link.execute(sql.SQL("analyze tidegate.{}").format(sql.Identifier(part)))
         self._states.pop(collection, None)
         self._fitting.clear()
 
