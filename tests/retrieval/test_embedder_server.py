@@ -297,6 +297,16 @@ async def test_somebody_else_on_the_socket_is_no_embedder(run_dir):
     server.close()
 
 
+@pytest.mark.parametrize("fingerprint", ["another/0/384/1", ""])
+async def test_a_process_that_runs_another_model_is_refused(run_dir, stand_in, monkeypatch: pytest.MonkeyPatch, fingerprint):
+    """Its vectors have the right size and would find nothing; one that names no model is an older version's."""
+    async with serving(run_dir / "e.sock", stand_in()), client_of(run_dir / "e.sock") as client:
+        await client.embed(["x"], "query")
+        monkeypatch.setattr(LocalEmbedder, "fingerprint", fingerprint)
+        with pytest.raises(EmbedderDown, match="runs another model"):
+            await client.embed(["x"], "query")
+
+
 async def test_a_second_embedder_on_a_socket_is_refused(run_dir, stand_in):
     """One that answers keeps its place."""
     path = run_dir / "e.sock"

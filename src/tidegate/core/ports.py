@@ -113,6 +113,8 @@ class Embedder(Protocol):
 
     model: str
     dimensions: int
+    #: Of model, weights and how texts are read: vectors may be compared only where it is equal. `embed` gives vectors of no other.
+    fingerprint: str
 
     async def embed(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> Vectors:
         """Raises StoreDown where the embedder's process cannot be reached."""

@@ -14,6 +14,7 @@ from tidegate.core.ports import Vectors
 from tidegate.retrieval.e5_cache import load_graph
 from tidegate.retrieval.e5_tokenizer import E5Tokenizer
 from tidegate.retrieval.e5_weights import INSTALL, E5Weights, find_package, unpack
+from tidegate.retrieval.embedder_texts import WEIGHTS_SHA256
 
 
 class Window(msgspec.Struct, frozen=True, gc=False):
@@ -74,6 +75,7 @@ def load_model(cache: Path, threads: int) -> E5Model:
     """The int8 model of the installed weights, built in `cache` at the first call. Blocks for 0.3 to 2 s. Raises LocalPartError."""
     path, version = find_package()
     weights = E5Weights(path)
+    weights.check(WEIGHTS_SHA256)
     return E5Model(weights, load_graph(weights, version, cache), threads)
 
 

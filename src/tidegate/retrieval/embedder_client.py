@@ -13,7 +13,7 @@ import numpy as np
 
 from tidegate.core.errors import BadRequest, EmbedderDown
 from tidegate.core.ports import Vectors as Rows
-from tidegate.retrieval.embedder_texts import DIMENSIONS, MODEL, TextKind, check_texts
+from tidegate.retrieval.embedder_texts import DIMENSIONS, FINGERPRINT, MODEL, TextKind, check_texts
 from tidegate.retrieval.embedder_wire import (
     ANSWERS,
     MAX_TEXTS,
@@ -97,6 +97,7 @@ class EmbedderClient:
 
     model = MODEL
     dimensions = DIMENSIONS
+    fingerprint = FINGERPRINT
 
     def __init__(self, socket_path: str | Path) -> None:
         self.socket = Path(socket_path)
@@ -114,6 +115,8 @@ class EmbedderClient:
             answer = await self._ask(Embed(next(self._ids), kind, part))
             if not isinstance(answer, Vectors) or len(answer.rows) != len(part) * DIMENSIONS * 4:
                 raise self._down("answered with something else than vectors")
+            if answer.fingerprint != self.fingerprint:
+                raise self._down(f"runs another model ({answer.fingerprint or 'unnamed'}, wanted {self.fingerprint}): start it again")
             rows[done : done + len(part)] = np.frombuffer(answer.rows, "<f4").reshape(len(part), DIMENSIONS)
             done += len(part)
         return rows

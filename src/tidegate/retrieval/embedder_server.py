@@ -154,7 +154,7 @@ class _Office:
         if isinstance(call, Count):
             return Counts(call.id, await self._embedder.count_tokens(call.texts))
         vectors = await self._embedder.embed(call.texts, call.kind)
-        return Vectors(call.id, vectors.astype("<f4", copy=False).tobytes())
+        return Vectors(call.id, vectors.astype("<f4", copy=False).tobytes(), self._embedder.fingerprint)
 
 
 class _Connection:

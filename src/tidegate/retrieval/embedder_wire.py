@@ -49,10 +49,11 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True):
 
 
 class Vectors(msgspec.Struct, tag="vectors", frozen=True):
-    """`rows`: float32, little-endian, one row after the other."""
+    """`rows`: float32, little-endian, one row after the other. `fingerprint`: of the model that made them; older processes give none."""
 
     id: int
     rows: bytes
+    fingerprint: str = ""
 
 
 class Counts(msgspec.Struct, tag="counts", frozen=True):
