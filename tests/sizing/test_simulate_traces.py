@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -177,10 +179,64 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    """A file that is not there, and a folder, cannot be read."""
-    for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(SettingsError, match="cannot be read"):
-            read(path, 10)
+    """A file that is not there cannot be read; a folder is one of clients, and an empty one has none."""
+    with pytest.raises(SettingsError, match="cannot be read"):
+        read(tmp_path / "none", 10)
+    with pytest.raises(SettingsError, match="holds no clients"):
+        read(tmp_path, 10)
+
+
+def client(folder: Path, name: str, windows: str, length: int) -> None:
+    (folder / f"{name}-trace.csv").write_text(windows)
+    (folder / f"{name}-dataset.json").write_text(json.dumps({"0": {"input_tokens": f"{{{length}: 1.0}}", "output_tokens": "{7: 1.0}"}}))
+
+
+def test_a_folder_is_a_workload_of_clients(tmp_path: Path) -> None:
+    """Each client is a tenant with its own lengths and times, all on one clock; who else is there changes nothing of what it sends."""
+    client(tmp_path, "early", "0,0.1,1,Gamma,1,1\n600,0,0,,0,0\n", 11)
+    client(tmp_path, "late", "0,0,0,,0,0\n600,0.1,1,Weibull,1,1\n", 22)
+    alone = read(tmp_path / "early-trace.csv", 1000)
+    both = read(tmp_path, 1000)
+    assert (both.format, both.timed, both.cut, both.arrivals[0].at_s) == ("servegen", True, False, 0.0)
+    times = [one.at_s for one in both.arrivals]
+    assert times == sorted(times)
+    assert {(one.tenant, one.prompt, one.output) for one in both.arrivals} == {("early", 11, 7), ("late", 22, 7)}
+    assert max(one.at_s for one in both.arrivals if one.tenant == "early") < min(one.at_s for one in both.arrivals if one.tenant == "late")
+    assert 30 < len(alone.arrivals) < 90
+    assert both == read(tmp_path, 1000)
+    assert both.arrivals != read(tmp_path, 1000, seed=1).arrivals
+    client(tmp_path, "third", "0,0.1,1,Gamma,1,1\n", 33)
+    # but for when the first of all came
+    early = [[one.at_s - other.at_s for one, other in pairwise(one for one in found.arrivals if one.tenant == "early")] for found in
+             (both, read(tmp_path, 1000))]  # fmt: skip
+    assert early[0] == pytest.approx(early[1])
+    assert len(read(tmp_path, 5).arrivals) == 5
+    assert read(tmp_path, 5).cut
+
+
+def test_what_is_wrong_in_a_folder_is_said(tmp_path: Path) -> None:
+    """By the client's file and line; clients that never send anything are no trace."""
+    client(tmp_path, "one", "0,0,0,,0,0\n", 11)
+    with pytest.raises(SettingsError, match="holds no requests"):
+        read(tmp_path, 10)
+    client(tmp_path, "two", "0,0.1,1,Gamma,1,1\n1200,0.1,1,Gamma,1,1\n600,0.1,1,Gamma,1,1\n", 11)
+    with pytest.raises(SettingsError, match=r"two-trace\.csv, line 2, is not earlier than the line behind it"):
+        read(tmp_path, 1000)
+    client(tmp_path, "two", "0,0.1,1,Gamma,1,1\n", 11)
+    (tmp_path / "two-dataset.json").unlink()
+    with pytest.raises(SettingsError, match=r"two-trace\.csv has no lengths beside it"):
+        read(tmp_path, 1000)
+
+
+@needs_data
+def test_a_real_workload_of_clients_is_read_whole() -> None:
+    """Six clients of a day, about as many requests of each as its rates say."""
+    trace = read(DATA / "servegen", 200_000)
+    assert not trace.cut
+    said = {"0": 4926, "1": 10_815, "10": 1770, "2": 312, "21": 316, "3": 92_449}
+    got = Counter(one.tenant.rsplit("-", 1)[1] for one in trace.arrivals)
+    assert got.keys() == said.keys()
+    assert all(0.7 * said[name] < count < 1.3 * said[name] for name, count in got.items())
 
 
 @given(

@@ -1,16 +1,19 @@
 """Traces: when requests came and how long their prompts and answers were, in the formats of public traces and of our own flights.
 
-The format is known by its content, never by the file's name; gzip is seen through. What fits no format is refused with the list of those that are
-known. Whatever a file says is checked, and the error names the line: a token count is a whole number up to `MAX_TOKENS`, time does not run backwards.
+The format is known by its content, never by the file's name; gzip is seen through; a folder is a workload of ServeGen, with a file for each client.
+What fits no format is refused with the list of those that are known. Whatever a file says is checked, and the error names the line: a token count is
+a whole number up to `MAX_TOKENS`, time does not run backwards.
 """
 
 from __future__ import annotations
 
 import gzip
+import heapq
 import json
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate, pairwise
@@ -146,10 +149,13 @@ class Format:
 
 
 def read(path: Path, limit: int, seed: int = 0) -> Trace:
-    """The first `limit` requests of a trace. `seed` draws what a trace leaves open (ServeGen's are distributions, not requests).
+    """The first `limit` requests of a trace. `seed` draws what a trace leaves open (ServeGen's are distributions, not requests). A folder is one of
+    ServeGen's: see `_clients`.
 
     Raises SettingsError where the file cannot be read, is of no known format, is damaged, or holds no requests.
     """
+    if path.is_dir():
+        return _clients(path, limit, seed)
     with _open(path) as stream:
         head = Source(path, stream).head()
     known = next((one for one in FORMATS if one.fits(head)), None)
@@ -174,6 +180,31 @@ def read(path: Path, limit: int, seed: int = 0) -> Trace:
     if not found:
         raise SettingsError(f"{path} holds no requests.", hint=f"It looks like {known.name}: {known.looks}.")
     return Trace(known.name, tuple(found), known.timed, cut, source.skipped)
+
+
+def _clients(folder: Path, limit: int, seed: int) -> Trace:
+    """The clients of a ServeGen workload together, each a tenant with the name of its file: their times are of one clock."""
+    paths = sorted(folder.glob(f"*{_WINDOWS}"))
+    if not paths:
+        raise SettingsError(f"{folder} holds no clients.", hint=f"A folder is a ServeGen workload, NAME{_WINDOWS} and NAME{_LENGTHS} for each.")
+    found: list[Arrival] = []
+    with ExitStack() as opened:
+        for arrival in heapq.merge(*(_client(opened, path, seed) for path in paths), key=lambda one: one.at_s):
+            if len(found) > limit:
+                break
+            found.append(arrival)
+    if not found:
+        raise SettingsError(f"{folder} holds no requests.", hint="The rate of each client is 0 in all windows.")
+    began_s = found[0].at_s
+    return Trace("servegen", tuple(_since(began_s, arrival) for arrival in found[:limit]), timed=True, cut=len(found) > limit)
+
+
+def _client(opened: ExitStack, path: Path, seed: int) -> Iterator[Arrival]:
+    """What one client sends does not depend on which others there are."""
+    source = Source(path, opened.enter_context(_open(path)))
+    name = path.name.removesuffix(_WINDOWS)
+    for arrival in _servegen(source, random.Random(f"{seed}/{name}")):  # noqa: S311 - a simulation, no secrets
+        yield replace(arrival, tenant=name)
 
 
 def _since(began_s: float, arrival: Arrival) -> Arrival:
@@ -248,6 +279,8 @@ def _vidur(source: Source, _: random.Random) -> Iterator[Arrival]:
 
 # -- ServeGen: rates and lengths of one client as distributions --
 
+_WINDOWS, _LENGTHS = "-trace.csv", "-dataset.json"
+
 
 def _servegen_fits(head: str) -> bool:
     fields = head.split(",")
@@ -275,6 +308,8 @@ def _servegen(source: Source, chance: random.Random) -> Iterator[Arrival]:
         begin_s, rate = source.number(row[0], "the window's begin"), source.number(row[1], "the rate")
         if number + 1 < len(windows):
             width_s = source.number(windows[number + 1][0], "the window's begin") - begin_s
+            if width_s <= 0:
+                raise source.wrong("is not earlier than the line behind it")
         if rate == 0:
             continue
         gap = _gaps(source, row[3], source.number(row[4], "the shape", least=1e-6), rate, chance)
@@ -307,10 +342,9 @@ _Draw = Callable[[random.Random], int]
 
 def _histograms(source: Source) -> list[tuple[float, tuple[_Draw, _Draw]]]:
     """(second from which they hold, draws of prompt and answer lengths), sorted; hours without requests have none."""
-    name = source.path.name
-    pair = source.path.with_name(name.replace("-trace.csv", "-dataset.json"))
+    pair = source.path.with_name(source.path.name.replace(_WINDOWS, _LENGTHS))
     if pair == source.path or not pair.is_file():
-        raise SettingsError(f"{source.path} has no lengths beside it.", hint="A ServeGen trace is NAME-trace.csv and, beside it, NAME-dataset.json.")
+        raise SettingsError(f"{source.path} has no lengths beside it.", hint=f"A ServeGen trace is NAME{_WINDOWS} and, beside it, NAME{_LENGTHS}.")
     with _open(pair) as stream:
         beside = Source(pair, stream)
         document = beside.document()
