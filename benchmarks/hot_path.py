@@ -28,7 +28,7 @@ from common import ban, record, write_config
 from uvicorn.server import ServerState
 
 from tidegate.api.connection import Connection as Door
-from tidegate.app import Gateway
+from tidegate.app.gateway import Gateway
 from tidegate.core.keys import hash_key
 from tidegate.core.ports import KeyRecord
 from tidegate.engines.wire import Connection as Wire
@@ -225,7 +225,7 @@ def main() -> None:
         loop.run_until_complete(load_.run(100, stream=True))
         gc.collect()
         gc.freeze()
-        gc.set_threshold(20_000, 20, 20)  # as app.py does
+        gc.set_threshold(20_000, 20, 20)  # as app/serving.py does
         if options.calls:
             tell_calls(load_, loop)
             return

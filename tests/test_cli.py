@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import tidegate as tidegate_package
+import tidegate.app as app_package
 from tidegate import __version__
 from tidegate.cli import drain, main
 from tidegate.core.errors import LocalPartError, StoreDown
@@ -50,11 +51,11 @@ def tidegate(*args: str) -> Result:
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands in for tidegate.app and tidegate.home; `calls` is what they were asked."""
+    """Stands in for the files of tidegate.app and for tidegate.home; `calls` is what they were asked."""
     fake = SimpleNamespace(calls=[])
-    for name in ("app", "home"):
-        monkeypatch.setitem(sys.modules, f"tidegate.{name}", fake)
-        monkeypatch.setattr(tidegate_package, name, fake, raising=False)
+    for package, name in ((app_package, "serving"), (app_package, "collections"), (app_package, "parts"), (tidegate_package, "home")):
+        monkeypatch.setitem(sys.modules, f"{package.__name__}.{name}", fake)
+        monkeypatch.setattr(package, name, fake, raising=False)
     return fake
 
 
@@ -165,7 +166,7 @@ def test_serve_hands_on_its_socket_and_settings(app: SimpleNamespace) -> None:
 def test_a_setting_that_has_an_option_of_its_own_can_be_set_by_name(monkeypatch: pytest.MonkeyPatch, command: str, setting: str) -> None:
     """An option that was not given does not take back what `--set` says."""
     seen: list[Any] = []
-    monkeypatch.setattr("tidegate.app.serve", lambda settings, fd: seen.append(settings) or 0)
+    monkeypatch.setattr("tidegate.app.serving.serve", lambda settings, fd: seen.append(settings) or 0)
     monkeypatch.setattr("tidegate.home.up", lambda settings, port_by_hand: seen.append(settings) or 0)
     assert tidegate(command, "--set", setting).exit_code == 0
     name, _, value = setting.partition("=")

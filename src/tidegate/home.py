@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from tidegate.api.control import NewKey, make_key
 from tidegate.api.page.tokens import TokenFolder
-from tidegate.app import PARTS, LocalParts, closing, open_store, with_parts, write_private
+from tidegate.app.parts import PARTS, LocalParts, closing, open_store, with_parts, write_private
 from tidegate.core.ask import Caller
 from tidegate.core.errors import LocalPartError, SettingsError
 from tidegate.core.keys import hash_key

@@ -13,7 +13,7 @@ from tests.api.conftest import House, add_keys, start_gateway, start_scripted, s
 from tests.api.test_ladder import TEXT, write
 from tests.api.test_queueing import Streams
 
-from tidegate.app import Common
+from tidegate.app.common import Common
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
 from tidegate.stores.migrate import migrate

@@ -16,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 from tests.api.conftest import House, start_gateway, stop, until, url_of, workers
 
-from tidegate.app import Common
+from tidegate.app.common import Common
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
 

@@ -33,7 +33,7 @@ def index(
     if facets and no_facets:
         raise click.UsageError("--facet and --no-facets exclude each other.")
     settings = settings_from(config, sets)
-    from tidegate import app
+    from tidegate.app import collections
 
     wanted: Sequence[str] | None = list(facets) if facets or no_facets else None
     with progress_bar(quiet=False) as bar:
@@ -43,7 +43,7 @@ def index(
             bar.update(task, completed=now.done, total=now.total or None, description=f"{now.name}: {now.phase}")
 
         name = collection or settings.retrieval.collection
-        asyncio.run(app.build_indexes(settings, name, facets=wanted, graph=graph, progress=progress))
+        asyncio.run(collections.build_indexes(settings, name, facets=wanted, graph=graph, progress=progress))
     click.echo(f"The indexes of {name} are complete.")
 
 
@@ -63,13 +63,13 @@ def explain(
 ) -> None:
     """Say which way a search goes, and what the database does for it. The search is run."""
     settings = settings_from(config, sets)
-    from tidegate import app
+    from tidegate.app import collections
     from tidegate.core.search import Filter
     from tidegate.terminal import plain
 
     wanted = Filter(dict(pair(tag) for tag in tags), _unix_s(since), _unix_s(until), min_confidence, superseded)
     name = collection or settings.retrieval.collection
-    for line in asyncio.run(app.explain_search(settings, question, collection=name, k=k or settings.retrieval.k, wanted=wanted)):
+    for line in asyncio.run(collections.explain_search(settings, question, collection=name, k=k or settings.retrieval.k, wanted=wanted)):
         click.echo(plain(line))
 
 

@@ -41,12 +41,12 @@ def ingest(
     """Read documents into a collection: PDF, Word, Excel, HTML, Markdown, CSV, text; unchanged ones are skipped, a bad one does not stop the rest."""
     settings = settings_from(config, sets)
     wanted = dict(pair(tag) for tag in tags)
-    from tidegate import app
+    from tidegate.app import collections
 
     with _progress(quiet=as_json) as progress:
         its_own, rules = _of_capability(settings, capability) if capability else (settings.retrieval.collection, None)
         report = asyncio.run(
-            app.ingest(settings, paths, collection=collection or its_own, tags=wanted, base=base, prune=prune, rules=rules, progress=progress)
+            collections.ingest(settings, paths, collection=collection or its_own, tags=wanted, base=base, prune=prune, rules=rules, progress=progress)
         )
     if as_json:
         import msgspec

@@ -55,7 +55,7 @@ def create_key(
     sets: tuple[str, ...],
 ) -> None:
     """Make a key and print it: once, on stdout, alone; what it is goes to stderr."""
-    from tidegate import app
+    from tidegate.app import parts
     from tidegate.core.keys import hash_key, new_key, new_key_id
     from tidegate.core.ports import KeyRecord
 
@@ -67,7 +67,7 @@ def create_key(
     )
 
     async def add() -> None:
-        async with app.key_store(settings) as store:
+        async with parts.key_store(settings) as store:
             await store.add_key(record)
 
     asyncio.run(add())
@@ -84,7 +84,7 @@ def limit_key(
     key_id: str, rpm: int | None, tpm: int | None, concurrent: int | None, money: float | None, config: Path | None, sets: tuple[str, ...]
 ) -> None:
     """Change what a key may use; what is not named stays. Gateways notice within server.keys_refresh_s."""
-    from tidegate import app
+    from tidegate.app import parts
     from tidegate.core.errors import NotFound
     from tidegate.core.ports import KeyLimits
 
@@ -94,7 +94,7 @@ def limit_key(
     settings = settings_from(config, sets)
 
     async def limit() -> bool:
-        async with app.key_store(settings) as store:
+        async with parts.key_store(settings) as store:
             return await store.limit_key(key_id, limits)
 
     if not asyncio.run(limit()):
@@ -107,12 +107,12 @@ def limit_key(
 @settings_options
 def list_keys(as_json: bool, config: Path | None, sets: tuple[str, ...]) -> None:
     """List the keys, without the keys."""
-    from tidegate import app
+    from tidegate.app import parts
 
     settings = settings_from(config, sets)
 
     async def read() -> list[KeyRecord]:
-        async with app.key_store(settings) as store:
+        async with parts.key_store(settings) as store:
             return await store.list_keys()
 
     records = asyncio.run(read())
@@ -155,13 +155,13 @@ def _day(unix_s: float) -> str:
 @settings_options
 def revoke_key(key_id: str, config: Path | None, sets: tuple[str, ...]) -> None:
     """End a key's life; gateways notice within server.keys_refresh_s."""
-    from tidegate import app
+    from tidegate.app import parts
     from tidegate.core.errors import NotFound
 
     settings = settings_from(config, sets)
 
     async def revoke() -> bool:
-        async with app.key_store(settings) as store:
+        async with parts.key_store(settings) as store:
             return await store.revoke_key(key_id)
 
     if not asyncio.run(revoke()):

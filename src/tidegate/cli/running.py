@@ -34,9 +34,9 @@ def up(ctx: click.Context, host: str | None, port: int | None, data: str | None,
 def serve(ctx: click.Context, host: str | None, port: int | None, fd: int | None, config: Path | None, sets: tuple[str, ...]) -> None:
     """Run the gateway alone; database and engines are those that the settings name."""
     settings = settings_from(config, sets, server__host=host, server__port=port)
-    from tidegate import app
+    from tidegate.app import serving
 
-    ctx.exit(app.serve(settings, fd))
+    ctx.exit(serving.serve(settings, fd))
 
 
 @click.command()
@@ -46,7 +46,7 @@ def migrate(config: Path | None, sets: tuple[str, ...]) -> None:
     settings = settings_from(config, sets)
     if not settings.store.dsn:
         raise SettingsError("store.dsn is empty.", hint="Name the database; the one that `tidegate up` runs is migrated at its start.")
-    from tidegate import app
+    from tidegate.app import collections
 
-    applied = app.migrate_store(settings)
+    applied = collections.migrate_store(settings)
     click.echo("\n".join([*(f"applied {name}" for name in applied), "The schema is up to date."]))

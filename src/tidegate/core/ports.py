@@ -123,11 +123,25 @@ class Embedder(Protocol):
     async def count_tokens(self, texts: Sequence[str]) -> list[int]: ...
 
 
+class Reranker(Protocol):
+    """Judges passages beside the question, more slowly and better than the search that found them."""
+
+    name: str
+
+    async def scores(self, question: str, found: Found) -> list[float]:
+        """One for each of `found.passages`, in their order, higher is better; comparable within one question only. Raises StoreDown where what
+        judges cannot be reached."""
+        ...
+
+
 class VectorStore(Protocol):
     """Passages by nearness, filtered, in one transaction."""
 
-    async def search(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, exact: bool = False) -> Found:
-        """The k nearest passages that fit, nearest first. `exact`: all that fit are compared, however many. Raises StoreDown."""
+    async def search(
+        self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
+    ) -> Found:
+        """The k nearest passages that fit, nearest first; with `words` (as `core.words` makes them) also the k best by BM25, of the same state of
+        the collection. `exact`: all that fit are compared with the vector, however many. Raises StoreDown."""
         ...
 
     async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY) -> list[str]:

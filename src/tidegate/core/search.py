@@ -12,6 +12,9 @@ from tidegate.core.ask import Passage
 #: the graph gave fewer than were asked for, and all that fit were compared after it.
 Way = Literal["exact", "graph", "graph_then_exact"]
 
+#: What a search goes by: nearness of meaning, or the words themselves.
+Leg = Literal["vector", "words"]
+
 
 class Filter(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which passages a search may find; without anything, all of its collection but superseded ones.
@@ -42,9 +45,29 @@ class IndexProgress(msgspec.Struct, frozen=True):
     total: int
 
 
+class Ranking(msgspec.Struct, frozen=True):
+    """One leg's order, best first.
+
+    - `ids`: of passages that are in `Found.passages`.
+    - `scores`: the leg's own: cosine similarity, 0 to 1; or BM25, from 0 on.
+    - `coverage`: how much of the weight (inverse document frequency) of the question's words a passage holds, 0 to 1; [] of the vector leg. Words
+      that no passage of the collection holds count among the question's with the weight of the rarest.
+    """
+
+    leg: Leg
+    ids: list[str]
+    scores: list[float]
+    coverage: list[float] = []
+
+
 class Found(msgspec.Struct, frozen=True):
-    """The passages, nearest first, all of one state of the collection, which `index_version` names; `way`: how they were looked for."""
+    """The passages, best first, all of one state of the collection, which `index_version` names.
+
+    `way`: how the nearest were looked for. `legs`: where each leg had them. From a store, what the vector leg found comes first, nearest first, then
+    what only the words found.
+    """
 
     passages: list[Passage]
     index_version: str = "0"
     way: Way = "exact"
+    legs: list[Ranking] = []

@@ -1,4 +1,4 @@
-"""What `tidegate up` is told by app.py, and what it tells back: the only words between the supervisor and the rest of the house."""
+"""What `tidegate up` is told by app/, and what it tells back: the only words between the supervisor and the rest of the house."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Running:
-    """Where the parts on this machine are. None: that part is off in the settings, and app.py knows the outside one."""
+    """Where the parts on this machine are. None: that part is off in the settings, and app/ knows the outside one."""
 
     data: Path
     dsn: str | None
@@ -58,7 +58,7 @@ class UpPlan:
 
     The callbacks run in the supervisor, in this order, and may raise TidegateErrors, which stop everything that was started:
 
-    - `migrate`: the database answers; bring its schema up to date. Called only where a database is known to `app.py`, so it may be a no-op.
+    - `migrate`: the database answers; bring its schema up to date. Called only where a database is known to `app/`, so it may be a no-op.
     - `first_key`: returns a key to show, or None where there is one already that can no longer be shown.
     - `examples`: all parts answer (not the gateway, which starts at the same time); load what the examples need.
     - `gateway(running, fd)`: the command of the gateway. `fd` is a listening TCP socket that it inherits under this very number and must

@@ -1,4 +1,4 @@
-"""What stages may use. app.py fills it; a stage takes what it needs in its `build`."""
+"""What stages may use. app/ fills it; a stage takes what it needs in its `build`."""
 
 from __future__ import annotations
 

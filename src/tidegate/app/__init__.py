@@ -1,0 +1,1 @@
+"""Builds the rooms and hands each what it needs: the only place that knows everybody."""
