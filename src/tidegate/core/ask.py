@@ -55,7 +55,10 @@ class Deadline:
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """A piece of a document that can be quoted. `score` is cosine similarity, 0 to 1. `boxes`: where it stands on its pages."""
+    """A piece of a document that can be quoted. `score` is cosine similarity, 0 to 1. `boxes`: where it stands on its pages.
+
+    `shown`: what of the text the prompt shows; empty: all of it.
+    """
 
     id: str
     document: str
@@ -65,6 +68,7 @@ class Passage(msgspec.Struct, frozen=True):
     page: int | None = None
     tags: dict[str, str] = {}
     boxes: list[Box] = []
+    shown: str = ""
 
 
 class Landing(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tidegate.core.ask import Ask, EngineCall, Said
 from tidegate.core.ask import EngineAnswer as EngineAnswer
 from tidegate.core.chunk import Chunk, Usage
-from tidegate.core.document import Document, NewPassage, Replaced
+from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage
 from tidegate.core.flight import Flight, FlightRecord
 from tidegate.core.search import ANY, Filter, Found, IndexProgress
 
@@ -128,10 +128,12 @@ class Reranker(Protocol):
 
     name: str
 
-    async def scores(self, question: str, found: Found) -> list[float]:
-        """One for each of `found.passages`, in their order, higher is better; comparable within one question only. Raises StoreDown where what
-        judges cannot be reached."""
+    async def scores(self, question: str, found: Found, ask: Ask | None = None) -> list[float]:
+        """One for each of `found.passages`, in their order, higher is better; comparable within one question only. `ask`: in whose name engines are
+        asked, where it is a request's. Raises StoreDown where what judges cannot be reached. Cancelling it leaves nothing that runs on for long."""
         ...
+
+    async def close(self) -> None: ...
 
 
 class VectorStore(Protocol):
@@ -160,10 +162,12 @@ class DocumentStore(Protocol):
         """The digest under which the document was stored last; None where it is not there."""
         ...
 
-    async def replace_document(self, document: Document, passages: Sequence[NewPassage], vectors: Vectors) -> Replaced:
+    async def replace_document(
+        self, document: Document, passages: Sequence[NewPassage], vectors: Vectors, *, file: bytes | None = None
+    ) -> Replaced:
         """Make the store hold exactly these passages for the document, in one transaction: searches see the old ones until it is done.
 
-        `vectors` has shape (len(passages), dimensions), rows normalised. Passages whose text did not change keep their id. Raises
+        `file`: the document's original bytes, kept with it; None: none are kept, also none of before. `vectors` has shape (len(passages), dimensions), rows normalised. Passages whose text did not change keep their id. Raises
         SettingsError where the dimensions are not the store's.
         """
         ...
@@ -185,6 +189,18 @@ class DocumentStore(Protocol):
 
     async def list_documents(self, collection: str | None = None) -> list[Document]:
         """By collection and source."""
+        ...
+
+
+class FileStore(Protocol):
+    """Stored passages, and the files that they were read from, for people who look. All raise StoreDown."""
+
+    async def stored_passages(self, collection: str, ids: Sequence[str]) -> list[StoredPassage]:
+        """Those that are there, in the order of `ids`."""
+        ...
+
+    async def read_file(self, sha256: str) -> bytes | None:
+        """The bytes with this digest; None where no document has them (any more)."""
         ...
 
 
