@@ -53,7 +53,8 @@ class NewPassage(msgspec.Struct, frozen=True):
     """A passage on its way into the store, in the order of the document.
 
     `heading` is the path of headings above it, e.g. "Claims > Deadlines". `tags` are added to the document's own and win over them.
-    `boxes`: where it stands, one box or more a page; [] where the format has no pages.
+    `boxes`: where it stands, one box or more a page; [] where the format has no pages. `words`: those it is found by, each as often as it occurs,
+    as `core.words` makes them; without any, only its vector finds it.
     """
 
     text: str
@@ -62,6 +63,7 @@ class NewPassage(msgspec.Struct, frozen=True):
     tokens: int = 0
     tags: dict[str, str] = {}
     boxes: list[Box] = []
+    words: list[str] = []
 
 
 class Replaced(msgspec.Struct, frozen=True):
@@ -72,6 +74,20 @@ class Replaced(msgspec.Struct, frozen=True):
     removed: int
     version: int
     notes: list[str] = []
+
+
+class StoredPassage(msgspec.Struct, frozen=True):
+    """A passage as the store holds it now, for people who look where it stands. `file_sha256`: hex digest of the original bytes of its
+    document, where the store keeps them."""
+
+    id: str
+    source: str
+    title: str
+    text: str
+    page: int | None = None
+    heading: str = ""
+    boxes: list[Box] = []
+    file_sha256: str | None = None
 
 
 def passage_ids(document: Document, passages: Sequence[NewPassage]) -> list[str]:

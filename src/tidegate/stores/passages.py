@@ -30,6 +30,7 @@ from tidegate.core.plugins import nearest
 from tidegate.core.ports import Vectors
 from tidegate.core.search import Filter, Found, IndexProgress, Way
 from tidegate.stores.clean import clean_text, clean_value
+from tidegate.stores.files import put_file
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
 from tidegate.stores.queries import queries
 
@@ -71,7 +72,9 @@ class Passages:
         self._states: dict[str, _State] = {}
         self._fitting: dict[tuple[str, bytes], tuple[int, int]] = {}
 
-    async def search(self, collection: str, vector: Vectors, k: int, wanted: Filter, *, exact: bool = False) -> Found:
+    async def search(
+        self, collection: str, vector: Vectors, k: int, wanted: Filter, *, words: Sequence[str] = (), exact: bool = False
+    ) -> Found:
         """The k nearest passages that fit, nearest first; `exact`: whatever the number, compare all that fit."""
         check_dimensions(vector.shape[-1])
         wanted = clean_value_of(wanted)
@@ -206,7 +209,9 @@ class Passages:
         rows = await self._rows("document_sha", {"collection": clean_text(collection), "source": clean_text(source)})
         return str(rows[0][0]) if rows else None
 
-    async def replace_document(self, document: Document, passages: Sequence[NewPassage], vectors: Vectors) -> Replaced:
+    async def replace_document(
+        self, document: Document, passages: Sequence[NewPassage], vectors: Vectors, *, file: bytes | None = None
+    ) -> Replaced:
         document, passages, notes = prepare(document, passages, vectors)
         ids = passage_ids(document, passages)
         head = {**msgspec.structs.asdict(document), "tags": as_json(document.tags), "supersedes": list(document.supersedes)}
@@ -229,6 +234,7 @@ class Passages:
                 await link.execute(queries()["drop_passages"].sql, {**shared, "ids": gone})
                 async with link.cursor() as cursor:
                     await cursor.executemany(queries()["put_passage"].sql, [row | shared for row in rows])
+                await put_file(link, document_id, file)
                 await link.execute(queries()["mark_superseded"].sql, head)
                 await _change(link, document.collection)
             new = len(set(ids) - before)

@@ -1,7 +1,8 @@
-"""Memory, for tests and demos. Serves: KeyStore, FlightStore, VectorStore, DocumentStore. Gone when the process is."""
+"""Memory, for tests and demos. Serves: KeyStore, FlightStore, VectorStore, DocumentStore, FileStore. Gone when the process is."""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import msgspec
 import numpy as np
 
 from tidegate.core.ask import Passage
-from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
+from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage, passage_ids
 from tidegate.core.errors import NotFound
 from tidegate.core.flight import FlightRecord
 from tidegate.core.plugins import nearest
@@ -24,6 +25,7 @@ class _Stored(msgspec.Struct, frozen=True):
     document: Document
     passages: dict[str, NewPassage]
     vectors: Vectors
+    file: bytes | None = None
 
 
 class Memory:
@@ -110,7 +112,9 @@ class Memory:
 
     # -- passages
 
-    async def search(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, exact: bool = False) -> Found:
+    async def search(
+        self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
+    ) -> Found:
         check_dimensions(vector.shape[-1])
         collection, tags = clean_text(collection), clean_value(wanted.tags)
         found = [
@@ -166,7 +170,9 @@ class Memory:
         stored = self._documents.get((clean_text(collection), clean_text(source)))
         return stored.document.sha256 if stored else None
 
-    async def replace_document(self, document: Document, passages: Sequence[NewPassage], vectors: Vectors) -> Replaced:
+    async def replace_document(
+        self, document: Document, passages: Sequence[NewPassage], vectors: Vectors, *, file: bytes | None = None
+    ) -> Replaced:
         document, passages, notes = prepare(document, passages, vectors)
         ids = passage_ids(document, passages)
         key = (document.collection, document.source)
@@ -176,7 +182,7 @@ class Memory:
         dated = now_unix_s if document.dated_unix_s is None else document.dated_unix_s
         document = msgspec.structs.replace(document, version=version, ingested_unix_s=now_unix_s, dated_unix_s=dated)
         own_vectors = np.array(vectors, np.float32).reshape(len(ids), DIMENSIONS)
-        self._documents[key] = _Stored(document, dict(zip(ids, passages, strict=True)), own_vectors)
+        self._documents[key] = _Stored(document, dict(zip(ids, passages, strict=True)), own_vectors, file)
         self._change(document.collection)
         old = set(before.passages) if before else set()
         return Replaced(len(set(ids) - old), len(set(ids) & old), len(old - set(ids)), version, notes)
@@ -195,9 +201,29 @@ class Memory:
             if wanted in (None, key[0])
         ]
 
+    # -- files
+
+    async def stored_passages(self, collection: str, ids: Sequence[str]) -> list[StoredPassage]:
+        found = {
+            id: StoredPassage(
+                id, stored.document.source, stored.document.title, passage.text, passage.page, passage.heading, passage.boxes, _sha256(stored.file)
+            )
+            for (name, _), stored in self._documents.items()
+            if name == clean_text(collection)
+            for id, passage in stored.passages.items()
+        }
+        return [found[id] for id in ids if id in found]
+
+    async def read_file(self, sha256: str) -> bytes | None:
+        return next((stored.file for stored in self._documents.values() if _sha256(stored.file) == sha256), None)
+
     def _change(self, collection: str) -> None:
         changes = int(self._index_versions.get(collection, "0").partition("-")[0]) + 1
         self._index_versions[collection] = f"{changes}-{secrets.token_hex(4)}"
+
+
+def _sha256(file: bytes | None) -> str | None:
+    return None if file is None else hashlib.sha256(file).hexdigest()
 
 
 def _now_unix_s() -> float:

@@ -1,4 +1,4 @@
-"""PostgreSQL with pgvector. Serves: KeyStore, FlightStore, VectorStore, DocumentStore.
+"""PostgreSQL with pgvector. Serves: KeyStore, FlightStore, VectorStore, DocumentStore, FileStore.
 
 The pool opens at first use, so a database that is down stops nothing at start, and it heals by itself. While the database is down
 one call a second looks for it; all others hear StoreDown at once, so that a request does not wait for what cannot come.
@@ -20,13 +20,14 @@ from pgvector.psycopg.halfvec import HalfVectorBinaryDumper
 from psycopg.rows import TupleRow, class_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 
-from tidegate.core.document import Document, NewPassage, Replaced
+from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage
 from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
 from tidegate.core.search import ANY, Filter, Found, IndexProgress
 from tidegate.stores.clean import clean_struct, clean_text, clean_value
 from tidegate.stores.down import check_dsn, first_line, translate, where
+from tidegate.stores.files import Files
 from tidegate.stores.passages import Link, Passages, fetch
 from tidegate.stores.queries import queries
 from tidegate.stores.settings import StoreSettings
@@ -54,6 +55,7 @@ class Postgres:
         self.settings = settings
         self.place = where(settings.dsn)
         self._passages = Passages(self._run, self._alone)
+        self._files = Files(self._run)
         self._pool: AsyncConnectionPool[Link] | None = None
         self._down: StoreDown | None = None
         self._look_again_ns = 0
@@ -152,8 +154,10 @@ class Postgres:
 
     # -- passages and documents
 
-    async def search(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, exact: bool = False) -> Found:
-        return await self._passages.search(collection, vector, k, wanted, exact=exact)
+    async def search(
+        self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
+    ) -> Found:
+        return await self._passages.search(collection, vector, k, wanted, words=words, exact=exact)
 
     async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY) -> list[str]:
         return await self._passages.explain(collection, vector, k, wanted)
@@ -170,14 +174,22 @@ class Postgres:
     async def document_sha(self, collection: str, source: str) -> str | None:
         return await self._passages.document_sha(collection, source)
 
-    async def replace_document(self, document: Document, passages: Sequence[NewPassage], vectors: Vectors) -> Replaced:
-        return await self._passages.replace_document(document, passages, vectors)
+    async def replace_document(
+        self, document: Document, passages: Sequence[NewPassage], vectors: Vectors, *, file: bytes | None = None
+    ) -> Replaced:
+        return await self._passages.replace_document(document, passages, vectors, file=file)
 
     async def delete_document(self, collection: str, source: str) -> bool:
         return await self._passages.delete_document(collection, source)
 
     async def list_documents(self, collection: str | None = None) -> list[Document]:
         return await self._passages.list_documents(collection)
+
+    async def stored_passages(self, collection: str, ids: Sequence[str]) -> list[StoredPassage]:
+        return await self._files.stored_passages(collection, ids)
+
+    async def read_file(self, sha256: str) -> bytes | None:
+        return await self._files.read_file(sha256)
 
     # -- the way to the database
 
