@@ -14,7 +14,7 @@ from tidegate.stores.settings import StoreSettings
 from tidegate.stores.systems.memory import Memory
 from tidegate.stores.systems.postgres import Postgres
 
-TABLES = "api_keys documents passages collections flights kept_texts"
+TABLES = "api_keys documents files passages collections flights kept_texts"
 
 
 def new_database(postgres_dsn: str) -> str:

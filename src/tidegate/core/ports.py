@@ -167,8 +167,9 @@ class DocumentStore(Protocol):
     ) -> Replaced:
         """Make the store hold exactly these passages for the document, in one transaction: searches see the old ones until it is done.
 
-        `file`: the document's original bytes, kept with it; None: none are kept, also none of before. `vectors` has shape (len(passages), dimensions), rows normalised. Passages whose text did not change keep their id. Raises
-        SettingsError where the dimensions are not the store's.
+        `vectors` has shape (len(passages), dimensions), rows normalised. Passages whose text did not change keep their id. `file`: the
+        document's original bytes, kept with it; None: none are kept, also none of before. Raises SettingsError where the dimensions are not
+        the store's.
         """
         ...
 
