@@ -49,12 +49,18 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file that was read. `notes`: sentences about what was left out or is doubtful, and why."""
+    """A file that was read. `notes`: sentences about what was left out or is doubtful, and why.
+
+    What the file says of itself: its date, how far it may be trusted (0 to 1), and the paths of documents whose place it takes, as written there.
+    """
 
     title: str
     blocks: list[Block]
     tags: dict[str, str] = {}
     notes: list[str] = []
+    dated_unix_s: float | None = None
+    confidence: float | None = None
+    supersedes: tuple[str, ...] = ()
 
 
 #: What an appendix calls itself.

@@ -1,4 +1,4 @@
-"""Markdown (CommonMark and tables). Front matter between `---` lines may give a title and tags."""
+"""Markdown (CommonMark and tables). Front matter may give title, date, confidence, tags and what the document supersedes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
+from tidegate.retrieval import front_matter
 from tidegate.retrieval.encoding import decode
 from tidegate.retrieval.flow import join_lines
 from tidegate.retrieval.loaded import Block, Bounds, Loaded, markdown_table
@@ -21,35 +22,12 @@ _PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 
 
 def load(path: str, bounds: Bounds) -> Loaded:
-    """Raises DocumentUnreadable where the encoding is not known."""
-    notes: list[str] = []
-    title, tags, body = _front_matter(decode(Path(path).read_bytes()), notes)
+    """Raises DocumentUnreadable where the encoding is not known, or the front matter says what it cannot mean."""
+    head, body = front_matter.split(decode(Path(path).read_bytes()))
+    notes = list(head.notes)
     blocks = list(_blocks(SyntaxTreeNode(_PARSER.parse(body)), notes))
-    if not title:
-        title = next((block.text for block in blocks if block.kind == "heading" and block.level == 1), Path(path).stem)
-    return Loaded(title, blocks, tags, notes)
-
-
-def _front_matter(text: str, notes: list[str]) -> tuple[str, dict[str, str], str]:
-    """Title, tags and the rest. Two keys are read, `title: ...` and `tags:` with indented `key: value` lines; others are noted."""
-    lines = text.split("\n")
-    if lines[0].rstrip() != "---" or "---" not in (line.rstrip() for line in lines[1:]):
-        return "", {}, text
-    end = next(at for at, line in enumerate(lines) if at and line.rstrip() == "---")
-    title, tags, section = "", {}, ""
-    for line in lines[1:end]:
-        key, colon, value = (part.strip().strip("\"'") for part in line.partition(":"))
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        if line[0] not in " \t-":
-            section = key
-        if section == "title" and value:
-            title = value
-        elif section == "tags" and colon and value and line[0] in " \t":
-            tags[key] = value
-        elif not (section == "tags" and not value and line[0] not in " \t-"):
-            notes.append(f"Front matter line {line.strip()!r} was left out: only `title` and `tags` with `key: value` lines are read.")
-    return title, tags, "\n".join(lines[end + 1 :])
+    title = head.title or next((block.text for block in blocks if block.kind == "heading" and block.level == 1), Path(path).stem)
+    return Loaded(title, blocks, head.tags, notes, head.dated_unix_s, head.confidence, head.supersedes)
 
 
 def _blocks(root: SyntaxTreeNode, notes: list[str]) -> Iterator[Block]:

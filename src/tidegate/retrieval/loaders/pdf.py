@@ -6,6 +6,7 @@ the page as it is shown, rotation applied.
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ import pypdfium2.raw as pdfium
 
 from tidegate.core.document import Box
 from tidegate.core.errors import DocumentUnreadable
-from tidegate.retrieval import aligned, ocr, pages, pdf_text, ruled
+from tidegate.retrieval import aligned, front_matter, ocr, pages, pdf_text, ruled
 from tidegate.retrieval.aligned import Word
 from tidegate.retrieval.flow import goes_on, join_lines
 from tidegate.retrieval.layout import reading_order
@@ -41,6 +42,8 @@ HEADING_CHARS = 160
 CONTENTS_PAGES = 4
 #: A shorter text that a page breaks off is a line of its own.
 OVERLEAF_CHARS = 60
+#: The format came out in June 1993; a file that says that it was made before has no clock.
+FIRST_PDF_UNIX_S = 739_000_000
 #: Of the lines, as many may be bold where bold lines are headings.
 BOLD_SHARE = 0.25
 
@@ -50,14 +53,29 @@ def load(path: str, bounds: Bounds) -> Loaded:
     notes: list[str] = []
     with closing(_open(path)) as document:
         read = list(_pages(document, bounds, notes))
-        title = str(document.get_metadata_dict().get("Title", "")).strip()
+        said = document.get_metadata_dict()
+        title = str(said.get("Title", "")).strip()
     if not read:
         raise DocumentUnreadable("The PDF holds no text: " + " ".join(notes[:3]), hint=ocr.HINT)
     pages.drop_running(read, notes)
     size = pages.body_size(read)
     pages.mark_cover(read, size)
     blocks = _blocks(read, size)
-    return Loaded(title or _first_heading(blocks) or Path(path).stem, blocks, {}, notes)
+    return Loaded(title or _first_heading(blocks) or Path(path).stem, blocks, {}, notes, _made_unix_s(str(said.get("CreationDate", ""))))
+
+
+def _made_unix_s(stamp: str) -> float | None:
+    """When the PDF was made, as it says itself: `D:YYYYMMDDHHmmSS+HH'mm'` (ISO 32000-1, 7.9.4), UTC without a zone. None where it says nothing, or
+    what cannot be: before there were PDFs, or after now."""
+    found = re.match(r"D:(\d{4})(\d\d)(\d\d)(?:(\d\d)(\d\d)(\d\d)?)?(?:Z|([+-]\d\d)'?(\d\d)?)?", stamp)
+    if found is None:
+        return None
+    year, month, day, hour, minute, second, zone, zone_minute = found.groups(default="00")
+    try:
+        made = front_matter.unix_s(f"{year}-{month}-{day}T{hour}:{minute}:{second}{zone if zone != '00' else '+00'}:{zone_minute}")
+    except (ValueError, OverflowError):
+        return None
+    return made if FIRST_PDF_UNIX_S < made < time.time_ns() / 1e9 else None
 
 
 def pages_of(path: str, bounds: Bounds) -> Iterator[Page]:
