@@ -17,7 +17,8 @@ from tidegate.core.ask import Ask, Caller, Deadline, EngineAnswer, EngineCall
 from tidegate.core.chunk import Usage
 from tidegate.core.errors import ContextTooLong, DeadlineExceeded, EngineDown
 from tidegate.core.flight import Flight
-from tidegate.pipeline.relevance import relevance, terms
+from tidegate.core.words import words
+from tidegate.pipeline.relevance import relevance
 from tidegate.pipeline.settings import ShardSettings
 from tidegate.pipeline.stages.shard import ShardStage
 
@@ -265,9 +266,9 @@ def test_relevance_is_between_0_and_1(texts: list[str], question: str) -> None:
     """The nearest has 1, a text without a word of the question has 0, and what holds one has more than that."""
     scores = relevance(question, texts)
     assert len(scores) == len(texts)
-    asked = set(terms(question))
+    asked = set(words(question))
     for text, score in zip(texts, scores, strict=True):
-        assert (score > 0) is bool(asked & set(terms(text)))
+        assert (score > 0) is bool(asked & set(words(text)))
         assert 0 <= score <= 1
     assert max(scores, default=0) in (0, 1)
 
