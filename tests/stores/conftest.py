@@ -10,11 +10,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tidegate.stores.migrate import migrate
-from tidegate.stores.settings import StoreSettings
+from tidegate.stores.settings import QdrantSettings, StoreSettings
 from tidegate.stores.systems.memory import Memory
 from tidegate.stores.systems.postgres import Postgres
+from tidegate.stores.systems.qdrant import Qdrant
 
-TABLES = "api_keys documents files passages collections flights kept_texts"
+TABLES = "api_keys documents files passages collections flights kept_texts evaluations"
 
 
 def new_database(postgres_dsn: str) -> str:
@@ -52,7 +53,21 @@ async def postgres(clean_dsn: str) -> AsyncIterator[Postgres]:
     await store.close()
 
 
+@pytest.fixture
+async def qdrant() -> AsyncIterator[Qdrant]:
+    """The client's own memory, which understands what the server does."""
+    store = Qdrant(QdrantSettings(url=":memory:"))
+    yield store
+    await store.close()
+
+
 @pytest.fixture(params=["memory", "postgres"])
 def store(request: pytest.FixtureRequest) -> Memory | Postgres:
     """Each system that serves the port."""
     return Memory() if request.param == "memory" else request.getfixturevalue("postgres")
+
+
+@pytest.fixture(params=["memory", "postgres", "qdrant"])
+def passage_store(request: pytest.FixtureRequest) -> Memory | Postgres | Qdrant:
+    """Each system that keeps documents and their passages."""
+    return Memory() if request.param == "memory" else request.getfixturevalue(request.param)

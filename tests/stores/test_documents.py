@@ -18,6 +18,11 @@ class Store(VectorStore, DocumentStore, Protocol):
     """Both, as every system has them."""
 
 
+@pytest.fixture
+def store(passage_store: Store) -> Store:
+    return passage_store
+
+
 def axis(*numbers: int) -> Vectors:
     """Unit vectors along the given axes."""
     return np.eye(384, dtype=np.float32)[list(numbers)].reshape(len(numbers), 384)

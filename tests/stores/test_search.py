@@ -22,6 +22,12 @@ from tidegate.stores.systems.postgres import Postgres
 
 from .test_documents import Store, a_document, axis, texts
 
+
+@pytest.fixture
+def store(passage_store: Store) -> Store:
+    return passage_store
+
+
 DAY_S = 86_400.0
 
 

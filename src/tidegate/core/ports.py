@@ -281,6 +281,27 @@ class FlightStore(Protocol):
         ...
 
 
+class Evaluation(msgspec.Struct, frozen=True):
+    """What a set of questions said of a collection. `report`: JSON, as whoever judged it writes it."""
+
+    at_unix_s: float
+    collection: str
+    index_version: str
+    set_name: str
+    set_sha256: str
+    report: bytes
+
+
+class EvaluationStore(Protocol):
+    """Evaluations of collections. All raise StoreDown."""
+
+    async def add_evaluation(self, evaluation: Evaluation) -> None: ...
+
+    async def list_evaluations(self, collection: str, limit: int = 50) -> list[Evaluation]:
+        """Newest first."""
+        ...
+
+
 class RateAsk(msgspec.Struct, frozen=True, gc=False):
     """Units of one rate to be leased. `limit` units per `period_s`, 0: no such rate; `need`: fewer are of no use; `waited`: for so many somebody
     waits; `want`: so many are welcome, as long as others find as many; `give`: units that come back, below 0 units that were spent beyond a

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator
 
 from tidegate.core.settings import Section
 
@@ -43,3 +45,24 @@ class ValkeySettings(Section):
     )
     timeout_s: float = Field(0.25, gt=0, le=10, description="Seconds to wait for an answer, before the server counts as gone.")
     prefix: str = Field("tidegate:limits:", max_length=200, description="What the names of all its keys begin with; one for all that share.")
+
+
+class QdrantSettings(Section):
+    """[qdrant]: where passages are, if not in the database."""
+
+    url: str = Field(
+        "", description="Qdrant server: http(s)://host:6333; empty: passages are in the database. `:memory:` is the client's own, gone when it is."
+    )
+    api_key: SecretStr | None = Field(None, description="Sent to Qdrant.")
+    timeout_s: float = Field(5.0, gt=0, le=600, description="Seconds to wait for an answer, before Qdrant counts as down.")
+    prefix: str = Field("tidegate_", pattern=r"^[A-Za-z0-9_-]{1,100}$", description="What the names of all its collections begin with.")
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if url not in ("", ":memory:") and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("must begin with http:// or https:// and name a host")
+        if parts.username or parts.password:
+            raise ValueError("must not carry a user or password: use api_key")
+        return url.rstrip("/")

@@ -1,4 +1,4 @@
-"""Memory, for tests and demos. Serves: KeyStore, FlightStore, VectorStore, DocumentStore, FileStore. Gone when the process is."""
+"""Memory, for tests and demos. Serves: KeyStore, FlightStore, VectorStore, DocumentStore, EvaluationStore, FileStore. Gone when the process is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage
 from tidegate.core.errors import NotFound
 from tidegate.core.flight import FlightRecord
 from tidegate.core.plugins import nearest
-from tidegate.core.ports import FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
+from tidegate.core.ports import Evaluation, FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
 from tidegate.core.search import ANY, Filter, Found, IndexProgress
 from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
@@ -37,6 +37,7 @@ class Memory:
         self._kept: dict[str, KeptText] = {}
         self._documents: dict[tuple[str, str], _Stored] = {}
         self._index_versions: dict[str, str] = {}
+        self._evaluations: list[Evaluation] = []
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -216,6 +217,14 @@ class Memory:
 
     async def read_file(self, sha256: str) -> bytes | None:
         return next((stored.file for stored in self._documents.values() if _sha256(stored.file) == sha256), None)
+
+    # -- evaluations
+
+    async def add_evaluation(self, evaluation: Evaluation) -> None:
+        self._evaluations.append(evaluation)
+
+    async def list_evaluations(self, collection: str, limit: int = 50) -> list[Evaluation]:
+        return [one for one in reversed(self._evaluations) if one.collection == collection][:limit]
 
     def _change(self, collection: str) -> None:
         changes = int(self._index_versions.get(collection, "0").partition("-")[0]) + 1

@@ -1,4 +1,4 @@
-"""PostgreSQL with pgvector. Serves: KeyStore, FlightStore, VectorStore, DocumentStore, FileStore.
+"""PostgreSQL with pgvector. Serves: KeyStore, FlightStore, VectorStore, DocumentStore, EvaluationStore, FileStore.
 
 The pool opens at first use, so a database that is down stops nothing at start, and it heals by itself. While the database is down
 one call a second looks for it; all others hear StoreDown at once, so that a request does not wait for what cannot come.
@@ -23,7 +23,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage
 from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord
-from tidegate.core.ports import FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
+from tidegate.core.ports import Evaluation, FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
 from tidegate.core.search import ANY, Filter, Found, IndexProgress
 from tidegate.stores.clean import clean_struct, clean_text, clean_value
 from tidegate.stores.down import check_dsn, first_line, translate, where
@@ -190,6 +190,15 @@ class Postgres:
 
     async def read_file(self, sha256: str) -> bytes | None:
         return await self._files.read_file(sha256)
+
+    # -- evaluations
+
+    async def add_evaluation(self, evaluation: Evaluation) -> None:
+        await self._execute("add_evaluation", clean_value({**msgspec.structs.asdict(evaluation), "report": evaluation.report.decode()}))
+
+    async def list_evaluations(self, collection: str, limit: int = 50) -> list[Evaluation]:
+        rows = await self._rows("list_evaluations", {"collection": clean_text(collection), "limit": limit})
+        return [Evaluation(row[0], row[1], row[2], row[3], row[4], row[5].encode()) for row in rows]
 
     # -- the way to the database
 
