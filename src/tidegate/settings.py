@@ -23,7 +23,7 @@ from tidegate.guard.settings import DoorSettings, GuardSettings
 from tidegate.local.settings import LocalSettings
 from tidegate.pipeline.settings import BudgetSettings, CapabilitySettings, GenerationSettings, LengthSettings
 from tidegate.retrieval.settings import EmbedderSettings, RetrievalSettings
-from tidegate.stores.settings import SpoolSettings, StoreSettings, ValkeySettings
+from tidegate.stores.settings import QdrantSettings, SpoolSettings, StoreSettings, ValkeySettings
 from tidegate.telemetry.settings import LogSettings
 
 #: The profiles of `[budgets]`: values in the place of defaults, for settings that lie in several rooms.
@@ -78,6 +78,9 @@ class Settings(Section):
     store: StoreSettings = Field(default_factory=StoreSettings, description="The database.")
     valkey: ValkeySettings = Field(
         default_factory=lambda: ValkeySettings.model_validate({}), description="What several machines share: the count of their limits."
+    )
+    qdrant: QdrantSettings = Field(
+        default_factory=lambda: QdrantSettings.model_validate({}), description="Where passages are, if not in the database."
     )
     spool: SpoolSettings = Field(default_factory=SpoolSettings, description="Finished flights on their way to the database.")
     log: LogSettings = Field(default_factory=LogSettings, description="What the process says on stderr.")

@@ -6,23 +6,22 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
-from tidegate.app.parts import open_embedder, open_store, reach
+from tidegate.app.parts import open_embedder, open_passages, reach
 from tidegate.core.errors import SettingsError
-from tidegate.core.ports import Embedder
+from tidegate.core.ports import Embedder, PassageStore
 from tidegate.core.search import Filter, IndexProgress
 from tidegate.retrieval.ingest import IngestReport, Progress
 from tidegate.retrieval.ingest import ingest as ingest_paths
 from tidegate.retrieval.structure import Rules
 from tidegate.settings import Settings
 from tidegate.stores.migrate import migrate
-from tidegate.stores.systems.postgres import Postgres
 
 
 @contextlib.asynccontextmanager
-async def _embedder_and_store(settings: Settings) -> AsyncIterator[tuple[Embedder, Postgres]]:
+async def embedder_and_passages(settings: Settings) -> AsyncIterator[tuple[Embedder, PassageStore]]:
     """Those of the settings, or of the `tidegate up` that runs on this machine. Raises SettingsError where there is no embedder."""
     reached = reach(settings)
-    async with open_embedder(reached) as embedder, open_store(reached) as store:
+    async with open_embedder(reached) as embedder, open_passages(reached) as store:
         if embedder is None:
             raise SettingsError("There is no embedder.", hint='Set embedder.socket, or embedder.mode = "in_process".')
         yield embedder, store
@@ -38,7 +37,7 @@ async def ingest(
     rules: Rules | None, progress: Callable[[Progress], None],
 ) -> IngestReport:
     """`tidegate ingest`: into the database of the settings, or of the `tidegate up` that runs on this machine."""
-    async with _embedder_and_store(settings) as (embedder, store):
+    async with embedder_and_passages(settings) as (embedder, store):
         return await ingest_paths(
             paths, collection=collection, tags=tags, embedder=embedder, store=store, base=base, progress=progress, prune=prune,
             settings=settings.retrieval, rules=rules,
@@ -49,12 +48,12 @@ async def build_indexes(
     settings: Settings, collection: str, *, facets: Sequence[str] | None, graph: bool | None, progress: Callable[[IndexProgress], None]
 ) -> None:
     """`tidegate index`: the indexes of a collection."""
-    async with open_store(reach(settings)) as store:
+    async with open_passages(reach(settings)) as store:
         await store.build_indexes(collection, facets=facets, graph=graph, progress=progress)
 
 
 async def explain_search(settings: Settings, question: str, *, collection: str, k: int, wanted: Filter) -> list[str]:
     """`tidegate explain`: the way of a search and the database's plan for it."""
-    async with _embedder_and_store(settings) as (embedder, store):
+    async with embedder_and_passages(settings) as (embedder, store):
         (vector,) = await embedder.embed([question], "query")
         return await store.explain(collection, vector, k, wanted)

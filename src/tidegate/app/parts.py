@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from tidegate.core.errors import SettingsError
-from tidegate.core.ports import Embedder, KeyStore
+from tidegate.core.ports import Embedder, KeyStore, PassageStore
 from tidegate.local.child import Child
 from tidegate.local.embedder import LocalEmbedder
 from tidegate.local.folder import DataFolder
@@ -119,6 +119,29 @@ def with_parts(settings: Settings, parts: LocalParts) -> Settings:
 @contextlib.asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Postgres]:
     store = Postgres(settings.store)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def make_passages(settings: Settings) -> PassageStore | None:
+    """Where passages are if not in the database. Raises SettingsError where the package for it is not installed."""
+    if not settings.qdrant.url:
+        return None
+    try:
+        from tidegate.stores.systems.qdrant import Qdrant
+    except ImportError as error:
+        if error.name != "qdrant_client":
+            raise
+        raise SettingsError("qdrant.url is set, but the package qdrant-client is not installed.", hint="pip install 'tidegate[qdrant]'") from None
+    return Qdrant(settings.qdrant)
+
+
+@contextlib.asynccontextmanager
+async def open_passages(settings: Settings) -> AsyncIterator[PassageStore]:
+    """Documents and passages: in Qdrant where `[qdrant]` is set, else in the database."""
+    store = make_passages(settings) or Postgres(settings.store)
     try:
         yield store
     finally:

@@ -205,6 +205,16 @@ class FileStore(Protocol):
         ...
 
 
+class PassageStore(VectorStore, DocumentStore, Protocol):
+    """Documents and the passages that are found in them: both or neither, for one is told by the other."""
+
+    async def close(self) -> None: ...
+
+    async def figures(self) -> dict[str, Any]:
+        """Live figures for /health: `up`, or `why` not. Never raises."""
+        ...
+
+
 class KeyRecord(msgspec.Struct):
     """An API key as it is stored: never the key itself, only its SHA-256."""
 
