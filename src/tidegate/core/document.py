@@ -90,6 +90,14 @@ class StoredPassage(msgspec.Struct, frozen=True):
     file_sha256: str | None = None
 
 
+class PagePicture(msgspec.Struct, frozen=True):
+    """A page as it is shown: a PNG of the whole of it. `width`, `height`: the page's in points, as boxes count them."""
+
+    png: bytes
+    width: float
+    height: float
+
+
 def passage_ids(document: Document, passages: Sequence[NewPassage]) -> list[str]:
     """The passages' ids: 24 hex digits, stable by content.
 

@@ -43,3 +43,6 @@ class RetrievalSettings(Section):
     )
     passage_tokens: int = Field(280, ge=32, le=448, description="Most tokens of a passage; a change re-reads all documents.")
     passage_overlap: float = Field(0.12, ge=0, le=0.5, description="Share of a passage that the next one of its section repeats.")
+    keep_files: bool = Field(
+        True, description="Keep the original bytes of PDF documents in the database, so that a passage can be shown where it stands on its page."
+    )
