@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from tests.pipeline.test_capability import write
 from tests.pipeline.test_cut_text import by_words
 
+from tidegate.admission.gate import Gate
+from tidegate.admission.settings import AdmissionSettings
 from tidegate.core.ask import Ask, Caller, Deadline, EngineAnswer, EngineCall
 from tidegate.core.chunk import Usage
 from tidegate.core.errors import ContextTooLong, EngineDown, SettingsError
@@ -108,8 +110,8 @@ class Fleet:
         """Nobody is blamed here."""
 
 
-def stage(counter: Words | None = None, fleet: Fleet | None = None, **said: Any) -> FitStage:
-    return fit(Parts(fleet or Fleet(), counter=counter or Words()), LengthSettings.model_validate({"marker": MARKER, **said}))
+def stage(counter: Words | None = None, fleet: Fleet | None = None, gate: Gate | None = None, **said: Any) -> FitStage:
+    return fit(Parts(fleet or Fleet(), counter=counter or Words(), gate=gate), LengthSettings.model_validate({"marker": MARKER, **said}))
 
 
 def new_ask(body: dict[str, Any], kind: Any = "chat") -> Ask:
@@ -376,6 +378,36 @@ async def test_who_leaves_while_it_is_summarised_ends_the_summary() -> None:
         await running
     assert model.cancelled == len(model.calls)
     assert ask.notes is None
+
+
+class Counting(Model):
+    """Tells how many of its calls ran at once; each ends when the others have had their chance to begin."""
+
+    running = most = 0
+
+    async def whole(self, call: EngineCall, flight: Flight) -> EngineAnswer:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.running -= 1
+        return await super().whole(call, flight)
+
+
+@pytest.mark.parametrize(("slots", "most"), [(1, 1), (2, 2), (3, 3), (9, 4)])
+async def test_parts_of_a_summary_wait_for_slots_as_requests_do(slots: int, most: int) -> None:
+    """One at a time is read in the request's own slot; each call beside it takes one of the others, and all are given back."""
+    gate = Gate(AdmissionSettings.model_validate({"forecast_s": 600}), {})
+    lane = gate.open(["default"], slots)
+    own = gate.enter("default", Caller("key", "tenant"), prompt_tokens=10)
+    model = Counting()
+    ask = new_ask({"messages": [{"role": "user", "content": " ".join(f"word{n}" for n in range(1500))}]})
+    await stage(Words(context=160), Fleet(model), gate, policy="compress", max_prompt_tokens=300)(ask)
+    assert len(model.calls) > 4
+    assert model.most == most
+    assert (lane.running, lane.queue.waiting) == (1, 0)
+    own.leave()
+    assert lane.running == 0
 
 
 async def test_a_summary_that_is_too_long_is_cut() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from typing import Any
 
+from tidegate.admission.gate import Gate
 from tidegate.core.ask import Ask, EngineCall
 from tidegate.core.chunk import Usage
 from tidegate.core.errors import ContextTooLong, SettingsError, TidegateError
@@ -34,11 +35,11 @@ class FitStage:
 
     name = "fit"
 
-    def __init__(self, engines: Engines, counter: TokenCounter, settings: LengthSettings) -> None:
+    def __init__(self, engines: Engines, counter: TokenCounter, settings: LengthSettings, gate: Gate | None = None) -> None:
         self._engines = engines
         self._counter = counter
         self._settings = settings
-        self._summariser = Summariser(engines, counter, settings.compress_model)
+        self._summariser = Summariser(engines, counter, settings.compress_model, gate)
 
     async def __call__(self, ask: Ask) -> None:
         call = ask.call
@@ -250,5 +251,5 @@ def fit(parts: Parts, settings: LengthSettings) -> FitStage:
     """Raises SettingsError where nobody counts."""
     if parts.counter is None:
         raise SettingsError("Nobody counts tokens here, so no prompt can be fitted.", hint="Set length.policy to off.")
-    return FitStage(parts.engines, parts.counter, settings)
+    return FitStage(parts.engines, parts.counter, settings, parts.gate)
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from tidegate.admission.gate import Gate, Place
+from tidegate.admission.gate import Gate
 from tidegate.core.ask import Ask, EngineCall, Passage
 from tidegate.core.chunk import Usage
-from tidegate.core.errors import Busy, ContextTooLong, DeadlineExceeded, SettingsError, TidegateError
+from tidegate.core.errors import ContextTooLong, DeadlineExceeded, SettingsError, TidegateError
 from tidegate.core.ports import How, Stage, TokenCounter
 from tidegate.pipeline.capability import Capability
 from tidegate.pipeline.cut_text import shards
 from tidegate.pipeline.parts import Engines, Parts
 from tidegate.pipeline.relevance import relevance
 from tidegate.pipeline.settings import ShardSettings
+from tidegate.pipeline.spread import Spread
 
 #: What the caller is told under this name, and in the header x-tidegate-shards.
 SHARDS = "shards"
@@ -131,8 +130,6 @@ class _Reading:
         self._public = stage._public
         self._question = question
         self._parts = parts
-        self._waiting = deque(parts)
-        self._queued: set[asyncio.Task[None]] = set()
         self._error: TidegateError | None = None
         self.usage = Usage()
 
@@ -140,10 +137,9 @@ class _Reading:
         """Returns when all parts are read or the time is up. Raises what the engine raised where no part was answered at all."""
         seconds = self._settings.budget_s
         try:
-            async with asyncio.timeout(min(seconds, self._ask.deadline.left_s())) as scope, asyncio.TaskGroup() as group:
-                group.create_task(self._read_on(None))
-                for _ in range(min(self._settings.parallel, len(self._parts)) - 1):
-                    group.create_task(self._read_beside())
+            async with asyncio.timeout(min(seconds, self._ask.deadline.left_s())) as scope:
+                spread = Spread(self._parts, self._read, lambda part: part.tokens)
+                await spread.run(self._settings.parallel, self._ask, self._gate, self._lane, self._settings.answer_tokens)
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -151,56 +147,6 @@ class _Reading:
             raise self._error or DeadlineExceeded(
                 f"No part of `{self._settings.field}` was read within {seconds:g} s.", hint="Raise shard.budget_s.", stage="shard"
             )
-
-    async def _read_on(self, place: Place | None) -> None:
-        """Part after part in the request's own place, or one part in another."""
-        while self._waiting:
-            part = self._waiting.popleft()
-            if not self._waiting:
-                for task in self._queued:  # nothing is left for those that wait for a slot
-                    task.cancel()
-            await self._read(part)
-            if place is not None:
-                return
-
-    async def _read_beside(self) -> None:
-        """Parts in places of their own. Where there is no room the others read them."""
-        while self._waiting:
-            tokens = self._waiting[0].tokens
-            try:
-                place = self._enter(tokens)
-            except (Busy, DeadlineExceeded):
-                return
-            try:
-                if place is not None and place.waits:
-                    await self._turn(place)
-                if place is None or place.error is None:
-                    await self._read_on(place)
-                else:
-                    return
-            finally:
-                if place is not None and place.counts:
-                    place.leave(tokens)
-
-    def _enter(self, tokens: int) -> Place | None:
-        if self._gate is None:
-            return None
-        ask = self._ask
-        return self._gate.enter(
-            self._lane, ask.caller, prompt_tokens=tokens, answer_tokens=self._settings.answer_tokens, capability=ask.capability,
-            deadline_ns=ask.deadline.at_ns,
-        )  # fmt: skip
-
-    async def _turn(self, place: Place) -> None:
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place.on_turn = partial(_wake, woken)
-        task = asyncio.current_task()
-        assert task is not None
-        self._queued.add(task)
-        try:
-            await woken
-        finally:
-            self._queued.discard(task)
 
     async def _read(self, part: _Part) -> None:
         settings = self._settings
@@ -222,11 +168,6 @@ class _Reading:
 
 def _says_something(found: str) -> bool:
     return found.strip(" .!。:-*\"'\n").casefold() not in _NOTHING
-
-
-def _wake(woken: asyncio.Future[None]) -> None:
-    if not woken.done():
-        woken.set_result(None)
 
 
 def build(capability: Capability, parts: Parts) -> Stage:
