@@ -104,6 +104,9 @@ def test_each_sees_the_models_that_it_may_ask(own: Own) -> None:
     for key, seen in (("data", ["scripted", "nowhere"]), ("other", ["scripted", "reserve"])):
         with own.client(key) as client:
             assert [row["id"] for row in client.get("/v1/models").json()["data"]] == seen
+            assert {name: client.get(f"/v1/models/{name}").status_code for name in ("scripted", "nowhere", "reserve")} == {
+                "scripted": 200, "nowhere": 200 if "nowhere" in seen else 404, "reserve": 200 if "reserve" in seen else 404,
+            }  # fmt: skip
     refused = own.chat("##n=1##", model="reserve")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_not_admitted")
     assert "'other'" not in refused.text

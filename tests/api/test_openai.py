@@ -72,6 +72,18 @@ def test_the_sdk_lists_models(house: House) -> None:
         assert [model.id for model in client.models.list()] == ["scripted", "nowhere"]
 
 
+def test_the_sdk_asks_for_one_model(house: House) -> None:
+    """/v1/models/ID is the row of the list; a name that there is not is 404 with the nearest ones."""
+    with sdk(house) as client:
+        assert client.models.retrieve("scripted") == client.models.list().data[0]
+        with pytest.raises(openai.NotFoundError) as refused:
+            client.models.retrieve("meta-llama/scriptet")
+    assert isinstance(refused.value.body, dict)
+    assert (refused.value.body["param"], "scripted" in refused.value.body["hint"]) == ("model", True)
+    assert "'meta-llama/scriptet'" in refused.value.body["message"]
+    assert house.flights()[0]["route"] == "/v1/models"
+
+
 def test_the_sdk_times_out_and_the_engine_is_freed(house: House) -> None:
     """A client's own time-out frees the engine and ends in a flight."""
     with sdk(house, timeout=0.3) as client, pytest.raises(openai.APITimeoutError):

@@ -20,6 +20,7 @@ from tidegate.api.waiting import Admission, admitted, enter, leave, turn
 from tidegate.core.ask import Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import BadRequest, MethodNotAllowed, NotFound, StoreDown
+from tidegate.core.plugins import nearest
 from tidegate.core.ports import Embedder, Stage
 from tidegate.pipeline.entrance import Entrance, without_media
 from tidegate.pipeline.runner import Step, run
@@ -28,6 +29,8 @@ from tidegate.pipeline.stages.generate import DEFAULT, estimate_prompt_tokens
 _DEFAULT_ANSWER_TOKENS = 256
 _MOST_TEXTS = 2048
 DONE = b"data: [DONE]\n\n"
+#: The route of all models, and of one with its name behind.
+MODELS = "/v1/models"
 Kind = Literal["chat", "completion"]
 
 
@@ -327,14 +330,19 @@ def _texts(given: Any) -> list[str]:
 
 
 def models_route(models: Models) -> Callable[[Exchange], Awaitable[None]]:
-    """/v1/models."""
+    """/v1/models, and /v1/models/ID for one of them."""
 
     async def route(exchange: Exchange) -> None:
+        wanted = exchange.path.removeprefix(MODELS).removeprefix("/")
+        exchange.flight.route = MODELS
         if exchange.scope["method"] != "GET":
-            raise MethodNotAllowed("/v1/models takes GET.", hint="Send a GET.")
+            raise MethodNotAllowed(f"{MODELS} takes GET.", hint="Send a GET.")
         caller = await exchange.caller()
-        rows = [{"id": name, "object": "model", "created": 0, "owned_by": "tidegate"} for name in models.models(caller.tenant)]
+        names = models.models(caller.tenant)
+        if wanted and wanted not in names:
+            raise NotFound(f"There is no model {wanted[:200]!r}.", hint=nearest(wanted[:200], names), param="model")
+        rows = [{"id": name, "object": "model", "created": 0, "owned_by": "tidegate"} for name in ([wanted] if wanted else names)]
         exchange.flight.end = "stop"
-        await exchange.json(200, msgspec.json.encode({"object": "list", "data": rows}))
+        await exchange.json(200, msgspec.json.encode(rows[0] if wanted else {"object": "list", "data": rows}))
 
     return route

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from tidegate.api.connection import Adopted, Connection
 from tidegate.api.exchange import Exchange, House, Receive, Scope, Send
 from tidegate.api.leave import STREAMS
+from tidegate.api.openai import MODELS
 from tidegate.api.peers import Peers
 from tidegate.api.settings import ServerSettings
 from tidegate.api.turn import Turn
@@ -25,6 +26,9 @@ from tidegate.core.errors import NotFound
 from tidegate.core.plugins import nearest
 
 _NO_CAPABILITY = "This gateway has no capabilities: capabilities.folders is empty."
+
+#: Routes behind which the name of what is meant stands.
+_WITH_NAMES = (STREAMS, MODELS)
 
 Route = Callable[[Exchange], Awaitable[None]]
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
@@ -59,8 +63,9 @@ class Door:
         if scope["type"] == "http":
             path = scope["path"]
             route = self._hot.get(path) or self._capabilities.get(path)
-            if route is None and path.startswith(STREAMS + "/"):
-                route = self._hot.get(STREAMS)
+            for root in _WITH_NAMES:
+                if route is None and path.startswith(root + "/"):
+                    route = self._hot.get(root)
             if route is None and path.startswith("/v1/"):
                 route = self._unknown("route", list(self._hot))
             elif route is None and scope["method"] == "POST" and path.startswith("/api/v1/") and path.count("/") == 4:
