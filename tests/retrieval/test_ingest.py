@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,11 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from reportlab.pdfgen.canvas import Canvas
 
 from tidegate.core.errors import SettingsError, StoreDown
 from tidegate.core.ports import Vectors
-from tidegate.retrieval import ingest as ingest_module
-from tidegate.retrieval.ingest import IngestReport, Progress, ingest
+from tidegate.retrieval import bulk
+from tidegate.retrieval.ingest import Given, IngestReport, Progress, ingest
 from tidegate.retrieval.settings import RetrievalSettings
 from tidegate.retrieval.structure import Rules
 from tidegate.stores.systems.memory import Memory
@@ -27,6 +29,7 @@ class Embedder:
 
     model = "test-model"
     dimensions = 384
+    fingerprint = "test-model/1"
 
     def __init__(self) -> None:
         self.embedded: list[str] = []
@@ -41,6 +44,11 @@ class Embedder:
 
     async def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [3 + len(text.split()) for text in texts]
+
+
+def settings(**changed: Any) -> RetrievalSettings:
+    """Two workers, and no patience: what is down here stays down."""
+    return RetrievalSettings(**{"ingest_workers": 2, "ingest_patience_s": 0} | changed)
 
 
 @pytest.fixture
@@ -68,6 +76,7 @@ Run = Callable[..., Awaitable[IngestReport]]
 @pytest.fixture
 def run(embedder: Embedder, store: Memory) -> Run:
     async def run(*paths: Path, **options: Any) -> IngestReport:
+        options["settings"] = options.get("settings") or settings()
         return await ingest(paths, collection=COLLECTION, embedder=embedder, store=store, **options)
 
     return run
@@ -108,19 +117,19 @@ async def test_what_decides_the_passages_makes_a_document_new(run: Run, embedder
     if change == "bytes":
         file.write_text(file.read_text() + "\nAnd more of it.\n")
     elif change == "tags":
-        options["tags"] = {"year": "2026"}
+        options["given"] = Given(tags={"year": "2026"})
     elif change == "model":
-        embedder.model = "another"
+        embedder.fingerprint = "another/1"
     elif change == "rules":
         options["rules"] = Rules(skip=["index"])
     else:
-        options["settings"] = RetrievalSettings(passage_tokens=100)
+        options["settings"] = settings(passage_tokens=100)
     assert len((await run(file, **options)).stored) == 1
 
 
 async def test_tags_of_the_command_win(run: Run, store: Memory, folder: Path) -> None:
     """A tag given by hand wins over the document's own."""
-    await run(folder / "claims.md", tags={"product": "all", "lang": "xx"})
+    await run(folder / "claims.md", given=Given(tags={"product": "all", "lang": "xx"}))
     (document,) = await store.list_documents(COLLECTION)
     assert document.tags == {"product": "all", "lang": "xx"}
 
@@ -157,7 +166,7 @@ async def test_what_a_loader_left_out_is_in_the_report(run: Run, folder: Path) -
 async def test_a_file_over_the_bound_is_refused(run: Run, folder: Path) -> None:
     """A file larger than the setting is refused with both sizes, and is not read."""
     (folder / "claims.md").write_bytes(b"a" * (1 << 20) + b"b")
-    report = await run(folder, settings=RetrievalSettings(max_file_mib=1))
+    report = await run(folder, settings=settings(max_file_mib=1))
     assert "retrieval.max_file_mib" in report.failed[0][1]
 
 
@@ -181,7 +190,7 @@ async def test_ocr_that_is_not_installed_ends_the_run_before_it_begins(run: Run,
     """Nothing is read, and the error names the program."""
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SettingsError, match="no such program"):
-        await run(folder, settings=RetrievalSettings(ocr="tesseract"))
+        await run(folder, settings=settings(ocr="tesseract"))
 
 
 async def test_hidden_files_are_skipped_unless_named(run: Run, folder: Path) -> None:
@@ -281,12 +290,12 @@ async def test_the_embedder_reads_headings_and_the_store_keeps_text(run: Run, em
 
 async def test_a_long_document_is_embedded_in_batches(run: Run, embedder: Embedder, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All passages of a document are stored with their vectors, whatever the batch."""
-    monkeypatch.setattr(ingest_module, "EMBED_BATCH", 3)
+    monkeypatch.setattr(bulk, "EMBED_BATCH", 3)
     (folder / "claims.md").write_text("".join(f"## H{n}\n\nText of section {n}.\n\n" for n in range(10)))
     said: list[Progress] = []
     report = await run(folder / "claims.md", progress=said.append)
     assert report.passages == len(embedder.embedded) == 10
-    assert [one.passages for one in said if one.step == "embedding"] == [0, 3, 6, 9]
+    assert [one.passages for one in said if one.step == "embedding"] == [3, 6, 9, 10]
 
 
 async def test_progress_goes_from_nothing_to_all(run: Run, folder: Path) -> None:
@@ -328,3 +337,118 @@ async def test_a_document_without_a_word_stops_nobody(run: Run, folder: Path, te
     report = await run(folder)
     assert len(report.stored) + len(report.failed) == 3
     assert all("none.md" in path for path, _ in report.failed)
+
+
+# -- what a document says of itself, and what is said of it
+
+MARCH, APRIL = 1_774_915_200.0, 1_775_001_600.0  # the last day of March 2026, and the first of April
+
+
+async def test_a_document_is_dated_trusted_and_takes_the_place_of_another(run: Run, store: Memory, folder: Path) -> None:
+    """As its front matter says; a name there is a path from its own folder, as in a link."""
+    (folder / "sub" / "new.md").write_text("---\ndate: 2026-03-31\nconfidence: 0.5\nsupersedes: ../claims.md\n---\nReport at once.\n")
+    await run(folder)
+    found = {Path(one.source).name: one for one in await store.list_documents(COLLECTION)}
+    assert (found["new.md"].dated_unix_s, found["new.md"].confidence) == (MARCH, 0.5)
+    assert found["claims.md"].superseded_by == str(folder / "sub" / "new.md")
+    assert found["claims.md"].dated_unix_s == found["claims.md"].ingested_unix_s
+    assert found["car.txt"].superseded_by is None
+
+
+async def test_what_is_given_wins_over_what_a_document_says(run: Run, store: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Date, confidence and what is superseded; a path that is given is one from here, and no document takes its own place."""
+    monkeypatch.chdir(folder)
+    (folder / "claims.md").write_text("---\ndate: 2026-03-31\nconfidence: 0.5\nsupersedes: other.md\n---\nText.\n")
+    await run(folder, given=Given(dated_unix_s=APRIL, confidence=0.0, supersedes=("sub/car.txt",)))
+    found = {Path(one.source).name: one for one in await store.list_documents(COLLECTION)}
+    claims = found["claims.md"]
+    assert (claims.dated_unix_s, claims.confidence, claims.supersedes) == (APRIL, 0.0, (str(folder / "sub" / "car.txt"),))
+    assert found["car.txt"].supersedes == ()
+
+
+async def test_with_a_base_names_are_below_it(run: Run, store: Memory, folder: Path) -> None:
+    """As the documents themselves are named; an address stays as it is."""
+    (folder / "sub" / "new.md").write_text("---\nsupersedes: [claims.md, 'https://x.example/a']\n---\nText.\n")
+    report = await run(folder, base=folder)
+    found = {one.source: one for one in await store.list_documents(COLLECTION)}
+    assert found["sub/new.md"].supersedes == ("claims.md", "https://x.example/a")
+    assert found["claims.md"].superseded_by == "sub/new.md"
+    assert [note for _, note in report.notes] == ["It supersedes https://x.example/a, which is not in the collection."]
+
+
+async def test_a_date_that_is_none_costs_its_document_alone(run: Run, folder: Path) -> None:
+    """It is refused with key and line, and not dated today."""
+    (folder / "bad.md").write_text("---\ntitle: x\ndate: soon\n---\nText.\n")
+    report = await run(folder)
+    assert [(Path(path).name, "line 3: `date`" in why) for path, why in report.failed] == [("bad.md", True)]
+    assert len(report.stored) == 2
+
+
+@pytest.mark.parametrize("given", [Given(dated_unix_s=MARCH), Given(confidence=0.5), Given(supersedes=("x.md",))])
+async def test_what_is_given_makes_a_document_new_once(run: Run, folder: Path, given: Given) -> None:
+    """Stored again where it is given for the first time, and left alone after that."""
+    file = folder / "claims.md"
+    await run(file)
+    assert [len((await run(file, given=given)).stored) for _ in range(2)] == [1, 0]
+
+
+async def test_a_lone_surrogate_given_as_a_tag_stops_nobody(run: Run, store: Memory, folder: Path) -> None:
+    """A command line's bytes that are no UTF-8 come as surrogates: the documents are stored, or named with a reason."""
+    report = await run(folder, given=Given(tags={"team": "x\udcff"}))
+    assert len(report.stored) + len(report.failed) == 2
+
+
+async def test_progress_counts_documents_and_bytes(run: Run, folder: Path) -> None:
+    """Of all that were found, failed ones too."""
+    (folder / "bad.pdf").write_bytes(b"no PDF")
+    said: list[Progress] = []
+    await run(folder, progress=said.append)
+    size = sum(file.stat().st_size for file in (folder / "claims.md", folder / "sub" / "car.txt", folder / "bad.pdf"))
+    assert (said[-1].done, said[-1].total, said[-1].done_bytes, said[-1].total_bytes) == (3, 3, size, size)
+    assert said[-1].passages == 2
+
+
+async def test_a_file_that_changes_while_it_is_read_is_not_kept_beside_other_passages(
+    run: Run, embedder: Embedder, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kept PDF is the one that its passages were read from: else the document is refused this time."""
+    file = folder / "a.pdf"
+    canvas = Canvas(str(file))
+    canvas.drawString(72, 700, "Report a loss within 14 days of it.")
+    canvas.save()
+    embed = embedder.embed
+
+    async def change_first(texts: Sequence[str], kind: Literal["query", "passage"]) -> Vectors:
+        file.write_bytes(file.read_bytes() + b"\n")
+        return await embed(texts, kind)
+
+    monkeypatch.setattr(embedder, "embed", change_first)
+    report = await run(file)
+    assert [why.split(".")[0] for _, why in report.failed] == ["The file changed while it was read"]
+    monkeypatch.undo()
+    assert len((await run(file)).stored) == 1
+
+
+async def test_a_part_that_comes_back_within_the_patience_is_not_noticed(run: Run, embedder: Embedder, folder: Path) -> None:
+    """A restart of the embedder in the middle of an ingest costs nothing."""
+    times = 0
+
+    class Restarting(Embedder):
+        async def embed(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> Vectors:
+            nonlocal times
+            times += 1
+            if times < 3:
+                raise StoreDown("The embedder cannot be reached.")
+            return await super().embed(texts, kind)
+
+    embedder.__class__ = Restarting
+    report = await run(folder, settings=settings(ingest_patience_s=60))
+    assert (len(report.stored), report.failed) == (2, [])
+
+
+async def test_what_another_ingest_stored_meanwhile_is_not_stored_again(run: Run, embedder: Embedder, store: Memory, folder: Path) -> None:
+    """Two ingests of one folder at once: each document has one version, and each is somebody's."""
+    one, other = await asyncio.gather(run(folder), run(folder))
+    assert [document.version for document in await store.list_documents(COLLECTION)] == [1, 1]
+    assert len(one.stored) + len(other.stored) == 2
+    assert len(one.unchanged) + len(other.unchanged) == 2

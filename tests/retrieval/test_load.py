@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests import waiting
 
 from tidegate.core.errors import DocumentUnreadable
 from tidegate.retrieval.load import Loader
@@ -65,6 +66,29 @@ async def test_a_file_that_takes_too_long_is_stopped(good: str, tmp_path: Path) 
             await loader.load(str(tmp_path / "hang.txt"))
         with pytest.raises(ProcessLookupError):
             os.kill(before, 0)
+        assert (await loader.load(good)).title == "Claims"
+
+
+async def test_a_reader_that_somebody_kills_reads_again(good: str) -> None:
+    """kill -9 from outside is not the file's fault: another process reads it."""
+    async with Loader() as loader:
+        first = await loader.load(good)
+        os.kill(pid(loader), signal.SIGKILL)
+        assert await loader.load(good) == first
+
+
+async def test_a_file_whose_readers_are_killed_twice_is_refused(good: str, tmp_path: Path) -> None:
+    """It may be what the system ran out of memory for. Here both wait at a pipe that nobody writes to."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    async with Loader() as loader:
+        await loader.load(good)
+        killed = pid(loader)
+        reading = asyncio.create_task(loader.load(str(tmp_path / "pipe.txt")))
+        os.kill(killed, signal.SIGKILL)
+        await waiting.until(lambda: loader._child is not None and pid(loader) != killed)
+        os.kill(pid(loader), signal.SIGKILL)
+        with pytest.raises(DocumentUnreadable, match="SIGKILL"):
+            await reading
         assert (await loader.load(good)).title == "Claims"
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from tidegate.app.parts import open_embedder, open_passages, reach
 from tidegate.core.errors import SettingsError
 from tidegate.core.ports import Embedder, PassageStore
 from tidegate.core.search import Filter, IndexProgress
-from tidegate.retrieval.ingest import IngestReport, Progress
+from tidegate.retrieval.ingest import Given, IngestReport, Progress
 from tidegate.retrieval.ingest import ingest as ingest_paths
 from tidegate.retrieval.structure import Rules
 from tidegate.settings import Settings
@@ -33,13 +33,13 @@ def migrate_store(settings: Settings) -> list[str]:
 
 
 async def ingest(
-    settings: Settings, paths: Sequence[Path], *, collection: str, tags: Mapping[str, str], base: Path | None, prune: bool,
+    settings: Settings, paths: Sequence[Path], *, collection: str, given: Given, base: Path | None, prune: bool,
     rules: Rules | None, progress: Callable[[Progress], None],
 ) -> IngestReport:
     """`tidegate ingest`: into the database of the settings, or of the `tidegate up` that runs on this machine."""
     async with embedder_and_passages(settings) as (embedder, store):
         return await ingest_paths(
-            paths, collection=collection, tags=tags, embedder=embedder, store=store, base=base, progress=progress, prune=prune,
+            paths, collection=collection, given=given, embedder=embedder, store=store, base=base, progress=progress, prune=prune,
             settings=settings.retrieval, rules=rules,
         )
 

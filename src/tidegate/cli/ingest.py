@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,34 +21,53 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH...")
 @click.option("--collection", help="The collection (default: the capability's, else retrieval.collection).")
 @click.option(
     "--capability", metavar="GROUP/NAME", help="Read as this capability's structure.toml says, into the collection that it searches."
 )
 @click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag for every document; searches may filter on it.")
+@click.option("--date", metavar="DATE", help="What the documents are dated, as 2026-03-31 or with a time; searches may filter on it.")
+@click.option("--confidence", type=click.FloatRange(0, 1), help="How far the documents may be trusted, 0 to 1; searches may filter on it.")
+@click.option(
+    "--supersedes", metavar="PATH", multiple=True,
+    help="A document whose place these take (below --base, else from here): it is no longer quoted. May be given more than once.",
+)
 @click.option(
     "--base", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
     help="Name documents by their path below this folder (default: by their whole path); citations show the name.",
 )
 @click.option("--prune", is_flag=True, help="Also remove documents of these folders whose file is gone.")
+@click.option(
+    "--workers", type=click.IntRange(1, 256), help="Files that are read at once (default: retrieval.ingest_workers, else the number of cores)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @settings_options
 @click.pass_context
 def ingest(
-    ctx: click.Context, paths: tuple[Path, ...], collection: str | None, capability: str | None, tags: tuple[str, ...], base: Path | None,
-    prune: bool, as_json: bool, config: Path | None, sets: tuple[str, ...],
+    ctx: click.Context, paths: tuple[Path, ...], collection: str | None, capability: str | None, tags: tuple[str, ...], date: str | None,
+    confidence: float | None, supersedes: tuple[str, ...], base: Path | None, prune: bool, workers: int | None, as_json: bool,
+    config: Path | None, sets: tuple[str, ...],
 ) -> None:
     """Read documents into a collection: PDF, Word, Excel, HTML, Markdown, CSV, text; unchanged ones are skipped, a bad one does not stop the rest."""
-    settings = settings_from(config, sets)
-    wanted = dict(pair(tag) for tag in tags)
+    settings = settings_from(config, sets, retrieval__ingest_workers=workers)
+    if not paths:
+        raise click.UsageError("Name the files or folders that are to be read.")
     from tidegate.app import collections
+    from tidegate.retrieval.ingest import Given
 
-    with _progress(quiet=as_json) as progress:
-        its_own, rules = _of_capability(settings, capability) if capability else (settings.retrieval.collection, None)
-        report = asyncio.run(
-            collections.ingest(settings, paths, collection=collection or its_own, tags=wanted, base=base, prune=prune, rules=rules, progress=progress)
-        )
+    given = Given(dict(pair(tag) for tag in tags), _unix_s(date), confidence, supersedes)
+
+    try:
+        with _progress(quiet=as_json) as progress:
+            its_own, rules = _of_capability(settings, capability) if capability else (settings.retrieval.collection, None)
+            into = collection or its_own
+            report = asyncio.run(
+                collections.ingest(settings, paths, collection=into, given=given, base=base, prune=prune, rules=rules, progress=progress)
+            )
+    except KeyboardInterrupt:
+        click.echo("stopped: the documents that are stored stay, whole; the next run goes on from there", err=True)
+        ctx.exit(130)
     if as_json:
         import msgspec
 
@@ -80,6 +100,15 @@ def pair(tag: str) -> tuple[str, str]:
     return name, value
 
 
+def _unix_s(date: str | None) -> float | None:
+    from tidegate.retrieval.front_matter import unix_s
+
+    try:
+        return None if date is None else unix_s(date)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(f"{date!r} is no date. Write it as 2026-03-31 or 2026-03-31T09:00+02:00.", param_hint="--date") from None
+
+
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
     """A bar on stderr for as long as the ingest runs."""
@@ -87,14 +116,26 @@ def _progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
 
     from tidegate.terminal import plain
 
+    began_ns = time.perf_counter_ns()
     with progress_bar(quiet) as bar:
         task = bar.add_task("looking for documents", total=None)
 
         def progress(now: Progress) -> None:
-            passages = f", {now.passages} passages" if now.passages else ""
-            bar.update(task, completed=now.done, total=now.total, description=escape(plain(f"{now.step} {Path(now.path).name}{passages}")))
+            seconds = (time.perf_counter_ns() - began_ns) / 1e9
+            said = f"{pace(now, seconds)}  {now.step} {Path(now.path).name}"
+            bar.update(task, completed=now.done, total=now.total, description=escape(plain(said)))
 
         yield progress
+
+
+def pace(now: Progress, seconds: float) -> str:
+    """How fast it goes, in documents and bytes, and how long it will still take: by whichever of the two has more left."""
+    if not now.done or seconds <= 0:
+        return f"{now.passages} passages"
+    left = 1 - min(now.done / now.total, now.done_bytes / now.total_bytes if now.total_bytes else 1)
+    eta_s = round(seconds * left / (1 - left)) if left < 1 else 0
+    rate = f"{now.done / seconds:.1f} documents/s, {now.done_bytes / seconds / 2**20:.2f} MiB/s"
+    return f"{now.passages} passages, {rate}, {eta_s // 3600}:{eta_s // 60 % 60:02}:{eta_s % 60:02} left"
 
 
 def _say_report(report: IngestReport) -> None:

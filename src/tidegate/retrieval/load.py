@@ -42,8 +42,9 @@ class Loader:
         """Raises DocumentUnreadable: what is wrong with the file, or which bound it broke. Cancelling it stops the child."""
         used = self._served > 0
         outcome = await self._try(path)
-        if outcome.failure == "memory" and used:
-            outcome = await self._try(path)  # the files before may have used the memory up: once more, in a fresh process
+        if outcome.failure == "killed" or (outcome.failure == "memory" and used):
+            # Somebody from outside, or the files before that used the memory up: once more, in a fresh process.
+            outcome = await self._try(path)
         if outcome.loaded is not None:
             return outcome.loaded
         if outcome.failure == "memory":
@@ -75,7 +76,8 @@ class Loader:
                 see = f"See why: {sys.executable} -m tidegate.retrieval.load_child </dev/null"
                 return _unreadable(f"The reading process stopped with exit code {code}.", see)
             died = signal.Signals(-code).name
-            return _unreadable(f"The file made its reader crash ({died}).", "It may be damaged on purpose. Export it again.")
+            outcome = _unreadable(f"The file made its reader crash ({died}).", "It may be damaged on purpose. Export it again.")
+            return msgspec.structs.replace(outcome, failure="killed") if code == -signal.SIGKILL else outcome
         finally:
             watching.cancel()
             if not healthy:

@@ -29,10 +29,11 @@ _ROOM = 4
 
 
 class Outcome(msgspec.Struct, omit_defaults=True):
-    """What became of one file: `loaded`, or why not. `memory`: the limit was hit, perhaps because of the files before."""
+    """What became of one file: `loaded`, or why not. `memory`: the limit was hit, perhaps because of the files before. `killed`: the parent saw the
+    reader killed, by somebody else."""
 
     loaded: Loaded | None = None
-    failure: Literal["unreadable", "memory"] | None = None
+    failure: Literal["unreadable", "memory", "killed"] | None = None
     message: str = ""
     hint: str | None = None
 

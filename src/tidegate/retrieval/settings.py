@@ -35,6 +35,12 @@ class RetrievalSettings(Section):
     max_pages: int = Field(2000, ge=1, description="Most pages of a file that is ingested.")
     load_seconds: float = Field(120.0, gt=0, description="Seconds that reading one file may take; a slower one is refused.")
     load_memory_mib: int = Field(1024, ge=256, description="Memory (address space) of the process that reads files, in MiB.")
+    ingest_workers: int = Field(
+        0, ge=0, le=256, description="Files that an ingest reads at once, each in a process of its own; 0 takes the number of cores."
+    )
+    ingest_patience_s: float = Field(
+        30.0, ge=0, le=3600, description="Seconds that an ingest waits for a database or an embedder that went down, before it ends."
+    )
     ocr: Literal["off", "tesseract"] = Field(
         "off", description="What reads pages that are pictures: nothing (a note names them), or the program tesseract, which must be installed."
     )

@@ -11,12 +11,17 @@ import msgspec
 
 
 class Found(msgspec.Struct):
-    """`files`: to be read, absolute, links resolved. `skipped` and `failed`: path and why. `folders`: those that were named and walked."""
+    """`sizes`: the files to be read, absolute, links resolved, with their bytes. `skipped` and `failed`: path and why. `folders`: those that were
+    named and walked."""
 
-    files: list[Path] = []
+    sizes: dict[Path, int] = {}
     skipped: list[tuple[str, str]] = []
     failed: list[tuple[str, str]] = []
     folders: list[Path] = []
+
+    @property
+    def files(self) -> list[Path]:
+        return list(self.sizes)
 
 
 def walk(paths: Iterable[Path], suffixes: Collection[str]) -> Found:
@@ -32,7 +37,7 @@ def walk(paths: Iterable[Path], suffixes: Collection[str]) -> Found:
                 _take(file, suffixes, found, seen)
         elif len(found.failed) == before:
             _take(root, suffixes, found, seen)
-    found.files.sort()
+    found.sizes = dict(sorted(found.sizes.items()))
     return found
 
 
@@ -84,7 +89,7 @@ def _take(file: Path, suffixes: Collection[str], found: Found, seen: set[tuple[i
     elif _add(seen, (status.st_dev, status.st_ino)):
         real = file.resolve()
         if str(real) == shown(real):
-            found.files.append(real)
+            found.sizes[real] = status.st_size
         else:
             found.failed.append((shown(real), "its name is not UTF-8: rename it, for documents are known by their names"))
 
