@@ -43,6 +43,13 @@ async def test_a_right_passage_is_of_the_document_and_holds_the_answer() -> None
     assert found.orders["final"].recall_at[1].value == 0
 
 
+async def test_documents_may_say_it_differently() -> None:
+    """Any of the words will do."""
+    question = Question("q", ["a", "b"], "five", also=["5"])
+    found = await judged(question, final=[passage("a", "It is five."), passage("b", "It is 5.")])
+    assert found.orders["final"].recall_at[3].value == 1
+
+
 async def test_a_document_counts_once() -> None:
     """Two passages of one document are one find, and recall is of as many documents as k can hold."""
     question = Question("q", ["a", "b", "c"])

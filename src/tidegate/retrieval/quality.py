@@ -42,13 +42,15 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A question whose answer is known.
 
     - `documents`: sources of the documents that answer it; the end of a path is enough (`fees/cards.md` for `/data/fees/cards.md`).
-    - `answer`: words that the right passage holds; "": any passage of these documents is right.
+    - `answer`: words that the right passage holds; "": any passage of these documents is right. `also`: words that will do as well, where documents
+      say it differently.
     - `id`, `kind`, `set`, `corpus`: for people.
     """
 
     question: str
     documents: list[str]
     answer: str = ""
+    also: list[str] = []
     id: str = ""
     kind: str = ""
     set: str = ""
@@ -171,13 +173,18 @@ def _folded(text: str) -> str:
     return _SPACE.sub(" ", unicodedata.normalize("NFKC", text)).strip().casefold()
 
 
+def _holds(text: str, answers: Sequence[str]) -> bool:
+    folded = _folded(text)
+    return any(answer in folded for answer in answers)
+
+
 def _right(question: Question, passages: Sequence[Passage]) -> list[tuple[int, str]]:
     """Rank, from 1, and document of each right passage."""
-    answer = _folded(question.answer)
+    answers = [_folded(words) for words in (question.answer, *question.also)]
     right = []
     for rank, passage in enumerate(passages, 1):
         name = next((name for name in question.documents if same(passage.document, name)), None)
-        if name is not None and answer in _folded(passage.text):
+        if name is not None and _holds(passage.text, answers):
             right.append((rank, name))
     return right
 
