@@ -72,12 +72,14 @@ def test_where_nobody_wants_more_all_have_the_same(slots: int, workers: int) -> 
 
 
 class Machine(RuleBasedStateMachine):
-    """Three workers, and requests that come, end and are looked after in any order; a worker that is killed; slots that change."""
+    """Three workers, and requests that come, end and are looked after in any order; a worker that is killed; slots that change, also to fewer than
+    there are workers, each of which keeps one."""
 
-    @initialize(total=st.integers(3, 9))
+    @initialize(total=st.integers(1, 9))
     def build(self, total: int) -> None:
         self.memory = Shared(words_for(1, 3), 3)
-        self.total = self.most = total  # `most`: what may be held; after a cut what was held before, less what was given up since
+        self.total = total
+        self.most = max(3, total)  # what may be held; after a cut what was held before, less what was given up since
         self.workers = [Worker(joined(self.memory, worker), total) for worker in range(3)]
 
     @rule(which=st.integers(0, 2), count=st.integers(1, 6))
@@ -100,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         clear(self.memory, which)
         self.workers[which] = Worker(joined(self.memory, which), self.total)
 
-    @rule(total=st.integers(3, 9))
+    @rule(total=st.integers(1, 9))
     def change(self, total: int) -> None:
         """An instance is drained or comes back: every worker hears of it."""
         self.total = total
@@ -119,6 +121,8 @@ class Machine(RuleBasedStateMachine):
         if any(worker.lane.queue.waiting for worker in self.workers):
             kept = sum(1 for worker in self.workers if not worker.wanted)  # one stays with each that wants none
             assert idle <= kept
+        if not any(worker.wanted for worker in self.workers):
+            assert sum(worker.lane.slots for worker in self.workers) == max(self.total, 3)
 
     @invariant()
     def never_more_than_there_are(self) -> None:
@@ -126,7 +130,7 @@ class Machine(RuleBasedStateMachine):
         if workers:
             held = sum(worker.lane.slots for worker in workers)
             assert held <= max(self.most, self.total)
-            self.most = max(held, self.total)
+            self.most = max(held, self.total, 3)
             assert all(1 <= worker.lane.slots >= worker.lane.running for worker in workers)
 
 

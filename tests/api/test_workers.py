@@ -324,6 +324,92 @@ def test_one_worker_has_the_slots_of_an_idle_one(house: House, slotted: tuple[su
     until(lambda: house.stats()["active"] == 0, "the end of all")
 
 
+# -- workers that hang
+
+
+#: Seconds after which a worker of these tests that gives no sign of life is replaced; far above what a machine under load takes to let one run.
+HUNG_S = "4"
+
+
+def replaced(url: str) -> dict[str, int]:
+    found: dict[str, int] = httpx.get(url + "/health", timeout=30).json()["workers"]["replaced"]
+    return found
+
+
+def replaced_by_metrics(url: str) -> dict[str, float]:
+    text = httpx.get(url + "/metrics", timeout=30).text
+    return {cause: float(count) for cause, count in re.findall(r'^tidegate_workers_replaced_total\{cause="(\w+)"\} (\S+)$', text, re.M)}
+
+
+@pytest.fixture
+def watched(house: House, postgres_dsn: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Two workers before an engine with four slots, watched by their parent; a key may have four requests at a time."""
+    more = {
+        "TIDEGATE_SERVER__WORKERS": "2", "TIDEGATE_SERVER__HUNG_WORKER_S": HUNG_S, "TIDEGATE_ENGINES__SCRIPTED__SLOTS": "4",
+        "TIDEGATE_LIMITS__CONCURRENT": "4", "TIDEGATE_ADMISSION__FORECAST_S": "3600",
+    }  # fmt: skip
+    process = start_gateway(tmp_path, postgres_dsn, house.engine, **more)
+    try:
+        yield process, url_of(tmp_path, process)
+    finally:
+        for pid in workers(process):
+            os.kill(pid, signal.SIGCONT)
+        stop(process)
+
+
+def two_in_one(process: subprocess.Popen[bytes], url: str, key: str) -> tuple[int, list[Reading]]:
+    """A worker in which two endless streams of this key run, and they."""
+    first, mine = 0, list[Reading]()
+    while len(mine) < 2:
+        reading = Reading(url, key, order="##i=20,n=100000##")
+        reading.read(1)
+        first = first or holder(process, reading.port)
+        if holder(process, reading.port) == first:
+            mine.append(reading)
+        else:
+            reading.leave()
+    return first, mine
+
+
+def test_a_stopped_worker_is_replaced_and_what_it_held_comes_back(
+    house: House, watched: tuple[subprocess.Popen[bytes], str], tmp_path: Path
+) -> None:
+    """SIGSTOP under two open streams: it is killed and replaced; the other worker is the same process as before; its clients see their
+    connections cut; slots and the key's places are whole again, and it is counted and logged as hung."""
+    process, url = watched
+    hung, streams = two_in_one(process, url, house.keys["data"])
+    other = (set(workers(process)) - {hung}).pop()
+    os.kill(hung, signal.SIGSTOP)
+    until(lambda: hung not in workers(process), "its end", 60)
+    for reading in streams:
+        with pytest.raises((httpx.TransportError, StopIteration)):
+            reading.read(1_000_000)
+        assert "[DONE]" not in reading.data
+        reading.leave()
+    until(lambda: len(workers(process)) == 2, "a new worker")
+    assert other in workers(process)
+    until(lambda: house.stats()["active"] == 0, "what ran in it at the engine")
+    until(lambda: lanes(url) == (4, 0), "the slots")
+    again = [Reading(url, house.keys["data"], order="##i=20,n=100000##") for _ in range(3)]
+    assert [reading.answer.status_code for reading in again] == [200] * 3, "the key has four places, of which the dead one held two"
+    for reading in again:
+        reading.leave()
+    assert replaced(url) == {"ended": 0, "killed": 0, "hung": 1}
+    assert replaced_by_metrics(url) == {"ended": 0, "killed": 0, "hung": 1}
+    log = (tmp_path / "gateway.log").read_text()
+    assert f"(pid {hung}) hangs" in log
+    assert "hung and was killed; it is started again" in log
+
+
+def lanes(url: str) -> tuple[float, float]:
+    """Slots and running requests over all workers, as /metrics tells them."""
+    text = httpx.get(url + "/metrics", timeout=30).text
+    slots, running = (
+        sum(map(float, re.findall(rf'^tidegate_admission_{what}\{{model="scripted"\}} (\S+)$', text, re.M))) for what in ("slots", "running")
+    )
+    return slots, running
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_data_folder_that_is_a_file_is_named_with_the_way_out(count: int, tmp_path: Path) -> None:
     """By one process, and by one that is about to fork."""
@@ -352,6 +438,14 @@ def test_a_second_gateway_with_workers_leaves_the_first_its_data_folder(
         assert ask(url_of(tmp_path, third), house.keys["data"]) == 200
     finally:
         stop(third)
+
+
+@pytest.mark.parametrize("seconds", [0.5, -1, float("inf"), float("nan")])
+def test_a_bound_that_kills_the_living_is_refused(seconds: float) -> None:
+    """Every process stands still for half a second now and then; 0 is for a debugger."""
+    with pytest.raises(ValidationError, match="hung_worker_s"):
+        Settings.model_validate({"server": {"hung_worker_s": seconds}})
+    assert Settings.model_validate({"server": {"hung_worker_s": 0}}).server.hung_worker_s == 0
 
 
 def test_an_empty_address_is_refused() -> None:

@@ -18,6 +18,11 @@ class ServerSettings(Section):
     workers: int = Field(
         1, ge=1, le=64, description="Gateway processes on this port, which are one gateway: limits, kept streams, barge-in and metrics are common."
     )
+    hung_worker_s: float = Field(
+        15.0, ge=0, allow_inf_nan=False,
+        description="With several workers: seconds after which one whose event loop stands still is killed and replaced, at least 1; 0: never, "
+        "for a debugger.",
+    )
     max_body_bytes: int = Field(4_194_304, ge=1024, description="Largest request body in bytes; a larger one is refused with 413.")
     deadline_s: float = Field(300.0, gt=0, description="Seconds after which a request is ended, whatever it is doing.")
     keep_alive_s: int = Field(75, ge=1, description="Seconds that an idle client connection is kept open.")
@@ -29,6 +34,13 @@ class ServerSettings(Section):
     )
     keepalive_s: float = Field(15.0, gt=0, description="Seconds without an event after which a stream carries a comment, so that proxies keep it.")
     backlog: int = Field(2048, ge=1, le=2_147_483_647, description="Connections that may wait to be accepted.")
+
+    @field_validator("hung_worker_s")
+    @classmethod
+    def _no_usual_pause(cls, seconds: float) -> float:
+        if 0 < seconds < 1:
+            raise ValueError("must be 0 or at least 1 second: every process stands still now and then")
+        return seconds
 
 
 #: What a run does when its client leaves.

@@ -14,6 +14,7 @@ from tidegate.engines.homes import PLACES
 from tidegate.engines.ledger import clear as clear_worker
 from tidegate.engines.ledger import words_for
 from tidegate.engines.settings import EngineSettings
+from tidegate.local.lives import Lives
 from tidegate.pipeline.retry import WORDS as BUDGET_WORDS
 from tidegate.settings import Settings
 
@@ -31,6 +32,8 @@ class Common:
     homes: Memory
     engines: int
     tenants: int
+    #: What workers tell their parent.
+    lives: Lives
 
     @classmethod
     def of(cls, settings: Settings) -> Common:
@@ -42,6 +45,7 @@ class Common:
             SharedBook(settings.limits.most_subjects, workers), Whereabouts(workers, of_one(settings.streams, workers).replay_streams),
             Memory(BUDGET_WORDS, workers), Memory(pool.words_for(_most_lanes(settings), workers), workers),
             Memory(words_for(engines, workers, tenants), workers), Memory(PLACES * max(1, _most_lanes(settings)), workers), engines, tenants,
+            Lives(workers),
         )
 
     def join(self, worker: int) -> None:

@@ -300,6 +300,7 @@ class Gateway:
                 "budgets": {**self.settings.budgets.model_dump(), "forecast_s": self.settings.admission.forecast_s},
                 "admission": self.gate.figures(), "spool": self.spool.figures(),
                 "limits": self.limits.figures(), "capabilities": sorted(self.capabilities),
+                **({"workers": self._common.lives.figures()} if self._common is not None else {}),
             }
             self._figures_ns = time.perf_counter_ns()
         return {**self._figures, "requests_in_flight": self._counts().in_flight}
@@ -353,6 +354,7 @@ class Gateway:
             "tidegate_limits_fallbacks_total": lambda: float(self.limits.book.fallbacks),
             "tidegate_keys": self.keys.counts,
             "tidegate_log_dropped_total": lambda: float(self._counts().log_dropped),
+            "tidegate_workers_replaced_total": lambda: self._common.lives.replaced() if self._common is not None else {},
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import gc
@@ -10,7 +11,6 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -54,20 +54,20 @@ def serve(settings: Settings, fd: int | None = None) -> int:
         clear(settings.local.folder / WORKERS)
     common = Common.of(settings)
 
-    def work(index: int, ready: Callable[[], None]) -> int:
+    def work(index: int) -> int:
         os.close(lock)  # it goes with the first process, whatever becomes of this one
         for other in sockets:
             if other is not sockets[index]:
                 other.close()
         common.join(index)
         try:
-            uvloop.run(_serve(settings, sockets[index], index, ready, common))
+            uvloop.run(_serve(settings, sockets[index], index, common))
         except TidegateError as error:
             print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
             return 2 if isinstance(error, SettingsError) else 1
         return 0
 
-    return Workers(len(sockets), work, common.reclaim).run()
+    return Workers(common.lives, work, common.reclaim, hung_s=settings.server.hung_worker_s).run()
 
 
 def _keep_freed_memory() -> None:
@@ -107,10 +107,9 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _serve(
-    settings: Settings, bound: socket.socket, index: int = 0, ready: Callable[[], None] | None = None, common: Common | None = None
-) -> None:
-    """One gateway process: the only one, or the worker with this number, which says when it is `ready`."""
+async def _serve(settings: Settings, bound: socket.socket, index: int = 0, common: Common | None = None) -> None:
+    """One gateway process: the only one, or the worker with this number, which gives its parent signs of life."""
+    telling = asyncio.create_task(common.lives.tell()) if common is not None else None
     async with open_embedder(settings, own=index == 0) as embedder:
         gateway = Gateway(settings, embedder, index=index, common=common)
         await gateway.start()
@@ -122,14 +121,18 @@ async def _serve(
         sys.setswitchinterval(_SWITCH_S)
         if index == 0:
             url = url_of(bound)
-            _note_running(settings.local.folder, url, os.getpid() if ready is None else os.getppid())
+            _note_running(settings.local.folder, url, os.getpid() if common is None else os.getppid())
             log.info("serving on %s", url)
-        if ready is not None:
-            ready()
+        if common is not None:
+            common.lives.serves()
         try:
             await serve_door(gateway.door, settings.server, bound, gateway.stopping, gateway.peers)
         finally:
+            if common is not None:
+                common.lives.ends()
             await gateway.stop()
+    if telling is not None:
+        telling.cancel()
 
 
 def _note_running(data: Path, url: str, pid: int) -> None:

@@ -1,4 +1,4 @@
-"""Several gateway processes on one port: started by fork, restarted when they die, stopped together.
+"""Several gateway processes on one port: started by fork, restarted when they die or hang, stopped together.
 
 A fork shares what was imported, so a second worker costs memory for its own requests only. The sockets are made before the fork and stay
 open in the parent: a worker that died leaves its callers waiting in its socket's queue until the next one is there, and refuses nobody.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 
 from tidegate.core.errors import TidegateError
 from tidegate.local.leash import die_with
+from tidegate.local.lives import Cause, Lives, Watch
 
 log = logging.getLogger(__name__)
 
@@ -27,26 +27,28 @@ _FIRST_DELAY_S = 0.2
 _LAST_DELAY_S = 30.0
 _HEALTHY_S = 60.0
 
-#: Runs one worker to its end and returns its exit code. Gets the worker's number and what to call once it serves.
-Work = Callable[[int, Callable[[], None]], int]
+#: Runs one worker to its end and returns its exit code. Gets the worker's number.
+Work = Callable[[int], int]
 
 
 @dataclass
 class _Worker:
     index: int
     pid: int
-    ready_fd: int
     began_ns: int
+    hung: bool = False
 
 
 class Workers:
     """`run` forks, so it must be called before the process has an event loop or threads of its own."""
 
-    def __init__(self, count: int, work: Work, ended: Callable[[int], object] = lambda index: None) -> None:
-        """`ended` is told the number of each worker that ended, however it did, before another one gets it."""
-        self._count = count
+    def __init__(self, lives: Lives, work: Work, ended: Callable[[int], object] = lambda index: None, *, hung_s: float = 0.0) -> None:
+        """`ended` is told the number of each worker that ended, however it did, before another one gets it. `hung_s`: seconds of silence after which
+        a worker that serves is killed and replaced; 0: never."""
+        self._lives = lives
         self._work = work
         self._ended = ended
+        self._watch = Watch(lives, hung_s)
         self._running: dict[int, _Worker] = {}
         self._due: dict[int, tuple[int, float]] = {}  # by number: when to start it again, and the delay after that
         self._served: set[int] = set()  # the numbers that were ready once
@@ -59,37 +61,37 @@ class Workers:
         # Blocked signals wait for sigtimedwait: nothing is lost between two looks, and no handler runs at a bad moment.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         try:
-            for index in range(self._count):
+            for index in range(self._lives.workers):
                 self._start(index)
             while self._running or (self._due and not self._stopping):
                 found = signal.sigtimedwait(_WATCHED, self._next_s())
                 if found is not None and found.si_signo in _STOPS:
                     self._stop(found.si_signo)
                 self._reap()
+                self._kill_hung()
                 self._restart()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._code
 
     def _start(self, index: int) -> None:
-        ready_fd, write_fd = os.pipe()
+        self._watch.begin(index)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:  # the worker
             code = 1
             try:
-                os.close(ready_fd)
                 die_with(parent, signal.SIGTERM)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
-                code = self._work(index, lambda: _say_ready(write_fd))
+                self._lives.join(index)
+                code = self._work(index)
             except KeyboardInterrupt:
                 code = 130
             finally:
                 with contextlib.suppress(Exception):
                     logging.shutdown()
                 os._exit(code)  # what the parent registered for its own end is not the worker's
-        os.close(write_fd)
-        self._running[pid] = _Worker(index, pid, ready_fd, time.perf_counter_ns())
+        self._running[pid] = _Worker(index, pid, time.perf_counter_ns())
 
     def _stop(self, number: int) -> None:
         self._stopping = True
@@ -102,10 +104,9 @@ class Workers:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if not ended:
                 continue
-            if _is_ready(worker.ready_fd):
+            if self._lives.served(worker.index):
                 self._served.add(worker.index)
             del self._running[pid]
-            os.close(worker.ready_fd)
             try:
                 self._ended(worker.index)
             except TidegateError as error:
@@ -117,11 +118,21 @@ class Workers:
                 self._code = code if code > 0 else 1
                 self._stop(signal.SIGTERM)
             else:
-                how = f"ended with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+                how, cause = _how(worker, code)
+                self._lives.replace(cause)
                 lived_s = (time.perf_counter_ns() - worker.began_ns) / 1e9
                 delay_s = _FIRST_DELAY_S if lived_s > _HEALTHY_S else self._due.get(worker.index, (0, _FIRST_DELAY_S))[1]
                 log.warning("worker %d %s; it is started again in %.1f s", worker.index, how, delay_s)
                 self._due[worker.index] = (time.perf_counter_ns() + int(delay_s * 1e9), min(2 * delay_s, _LAST_DELAY_S))
+
+    def _kill_hung(self) -> None:
+        """SIGKILL is all that a stopped process hears, and what one in an endless loop cannot put off."""
+        silent = self._watch.look(time.perf_counter_ns())
+        for worker in self._running.values():
+            if worker.index in silent and not worker.hung:
+                worker.hung = True
+                log.error("worker %d (pid %d) hangs: its event loop stands still. It is killed; server.hung_worker_s", worker.index, worker.pid)
+                os.kill(worker.pid, signal.SIGKILL)  # it is not reaped yet, so the pid is its own
 
     def _restart(self) -> None:
         if self._stopping:
@@ -134,16 +145,13 @@ class Workers:
     def _next_s(self) -> float:
         running = {worker.index for worker in self._running.values()}
         waits = [due_ns for index, (due_ns, _) in self._due.items() if index not in running]
+        most_s = self._watch.every_s
         if not waits:
-            return 1.0
-        return min(1.0, max(0.01, (min(waits) - time.perf_counter_ns()) / 1e9))
+            return most_s
+        return min(most_s, max(0.01, (min(waits) - time.perf_counter_ns()) / 1e9))
 
 
-def _say_ready(fd: int) -> None:
-    with contextlib.suppress(OSError):
-        os.write(fd, b"1")
-
-
-def _is_ready(fd: int) -> bool:
-    readable, _, _ = select.select([fd], [], [], 0)
-    return bool(readable) and os.read(fd, 1) == b"1"
+def _how(worker: _Worker, code: int) -> tuple[str, Cause]:
+    if worker.hung:
+        return "hung and was killed", "hung"
+    return (f"ended with code {code}", "ended") if code >= 0 else (f"was killed by {signal.Signals(-code).name}", "killed")

@@ -85,6 +85,10 @@ READ = (
     Described("tidegate_limits_fallbacks_total", "counter", (), "Requests decided by limits.when_lost, while what the machines share was gone."),
     Described("tidegate_keys", "gauge", ("role",), "API keys that are known and not revoked."),
     Described("tidegate_log_dropped_total", "counter", (), "Log lines of flights left out because stderr was not being read."),
+    Described(
+        "tidegate_workers_replaced_total", "counter", ("cause",),
+        "Workers that were started again, because they ended, were killed, or hung (and were killed by their parent).",
+    ),
 )
 
 DESCRIBED = {described.name: described for described in (*FOLDED, *READ)}
