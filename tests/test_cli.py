@@ -450,6 +450,16 @@ def engine(requests: int = 0, **fleet: Any) -> dict[str, Any]:
     return {"admitted": True, "conformance": "passed", "fleet": {"requests": requests, "breaker": "closed", **fleet}}
 
 
+@pytest.mark.parametrize("arguments", [["one"], ["one", "--undo"], []])
+def test_a_drain_without_an_admin_key_asks_nobody(gateway: Gateway, arguments: list[str]) -> None:
+    """The data key that `tidegate up` keeps would be refused: what is needed is said, with the way to it, also where engines are only shown."""
+    result = tidegate("drain", *arguments)
+    assert result.exit_code == 1
+    assert "This takes an admin key, and none was given" in result.output
+    assert "tidegate keys create --role admin" in result.output
+    assert (gateway.posted, gateway.asked) == ([], [])
+
+
 def test_an_engine_is_drained_and_waited_for(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order goes to the gateway; the command comes back when nothing runs there, and shows all engines."""
     monkeypatch.setattr(drain, "LOOK_S", 0.001)

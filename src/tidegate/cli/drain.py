@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tidegate.cli.console import WIDE, console
-from tidegate.cli.gateway import ask, decoded, gateway_options
+from tidegate.cli.gateway import admin_key, admin_options, ask, decoded
 from tidegate.core.errors import TidegateError
 
 #: Seconds between two looks at what still runs: longer than an order takes to every worker.
@@ -24,7 +24,7 @@ LOOK_S = 0.5
     "--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="With --wait: seconds after which it gives up, with exit code 1."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what the gateway knows of its engines as JSON.")
-@gateway_options
+@admin_options
 def drain(
     instance: str | None, undo: bool, wait: bool, time_limit: float | None, as_json: bool, url: str | None, key: str | None,
     config: Path | None, sets: tuple[str, ...],
@@ -32,7 +32,7 @@ def drain(
     """Send an engine no new requests; those that run on it end well.
 
     INSTANCE is its name under [engines]; without one, the engines are only shown. The order holds for all workers and after a restart, until
-    --undo. It takes an admin key: `tidegate keys create --role admin`.
+    --undo. It takes an admin key, with --key or TIDEGATE_KEY; `tidegate keys create --role admin` makes one.
     """
     if instance is None and (undo or wait):
         raise click.UsageError(f"{'--undo' if undo else '--wait'} needs the name of an engine.")
@@ -40,6 +40,7 @@ def drain(
         raise click.UsageError("--wait is for a drain: with --undo requests come again.")
     if time_limit is not None and not wait:
         raise click.UsageError("--time-limit goes with --wait.")
+    key = admin_key(key)
 
     def engines() -> dict[str, Any]:
         found: dict[str, Any] = decoded(ask("/api/v1/engines", {}, url, key, config, sets), _engine_list()).engines

@@ -15,11 +15,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+_url = click.option("--url", envvar="TIDEGATE_URL", help="The gateway (default: the one that runs on this machine).")
+
+
 def gateway_options(command: F) -> F:
     """--url and --key of a running gateway, and the options of the settings that know its data folder."""
     key = click.option("--key", envvar="TIDEGATE_KEY", help="An API key (default: the first key in the data folder).")
-    url = click.option("--url", envvar="TIDEGATE_URL", help="The gateway (default: the one that runs on this machine).")
-    return url(key(settings_options(command)))
+    return _url(key(settings_options(command)))
+
+
+def admin_options(command: F) -> F:
+    """The same for what takes an admin key, of which none lies in the data folder; see `admin_key`."""
+    key = click.option("--key", envvar="TIDEGATE_KEY", help="An admin key. It must be given: `tidegate keys create --role admin` makes one.")
+    return _url(key(settings_options(command)))
+
+
+def admin_key(key: str | None) -> str:
+    """The key as it was given. Raises TidegateError where none was: the first key in the data folder is a data key, which would be refused."""
+    if not key:
+        raise TidegateError(
+            "This takes an admin key, and none was given; the key that `tidegate up` keeps is a data key.",
+            hint="Make one with `tidegate keys create --role admin`, and give it with --key or TIDEGATE_KEY.",
+        )
+    return key
 
 
 def ask(
