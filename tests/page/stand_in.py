@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import random
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -20,14 +22,19 @@ from tests.waiting import until_blocking as until
 from tidegate.api.page import CapabilityView, Page, PageDeps, TokenFolder, create_page, session_caller
 from tidegate.core.ask import Caller
 from tidegate.core.chunk import Usage
+from tidegate.core.document import Box, StoredPassage
 from tidegate.core.errors import StoreDown, Unauthorized
 from tidegate.core.flight import FlightRecord
+from tidegate.retrieval.loaded import Bounds
+from tidegate.retrieval.loaders import pdf
+from tidegate.retrieval.picture import Pictures
 
 SECRET = b"a secret of thirty-two bytes, or so"
 ADMIN = Caller("key_admin", "", "admin")
 DATA = Caller("key_acme", "acme", "data")
 KEYS = {"tg_admin": ADMIN, "tg_acme": DATA}
 MS = 1_000_000
+BENEFITS = Path(__file__).parents[2] / "examples" / "documents" / "benefit-table.pdf"
 
 SUPPORT = {
     "type": "object",
@@ -124,7 +131,9 @@ def record(n: int, *, seed: int = 7, began_unix_ns: int = 1_793_000_000_000_000_
     )
     made.decisions = [(60_000, "limits", {"requests_left": 57, "tokens_left": 39120})]
     if capability == "support/answer" and tokens:
-        made.decisions.append((20 * MS, "retrieved", {"collection": "default", "k": 4, "best": 0.8812}))
+        stands: dict[str, Any] = {"scores": [0.8812, 0.8427, 0.7903], "vector": [[1, 0.8812], [2, 0.8427], [4, 0.7903]]}
+        stands["words"] = [[2, 7.1, 0.9], [1, 9.4, 1.0], None]
+        made.decisions.append((20 * MS, "retrieved", {"collection": "default", "way": "exact"} | stands))
         made.decisions.append((made.whole_ns - MS, "cited", {"quoted": ["home-en#4"]}))
         made.prompt_version, made.prompt_sha256, made.index_version = "v1", "9a" * 32, "17-5be2"
         made.passage_ids = ["home-en#4", "claims#2", "motor-zh#1"]
@@ -195,12 +204,46 @@ class Store:
         return sorted(found, key=lambda one: one.id, reverse=True)[:limit]
 
 
+def stored() -> dict[str, StoredPassage]:
+    """What the store holds of PASSAGES: one without pages, one with its place in a PDF that is kept, one of a file that is not kept. The PDF and
+    the place are the example's: its first table."""
+    table = next(block for block in pdf.load(str(BENEFITS), Bounds()).blocks if block.kind == "table")
+    boxes = {"home-en#4": [], "claims#2": table.boxes, "motor-zh#1": [Box(2, 72.0, 90.0, 300.0, 120.0)]}
+    sha256 = {"claims#2": hashlib.sha256(BENEFITS.read_bytes()).hexdigest()}
+    return {
+        one["id"]: StoredPassage(
+            one["id"], one["document"], one["title"], table.text if one["n"] == 2 else one["text"], {"claims#2": 1, "motor-zh#1": 2}.get(one["id"]),
+            "Deadlines", boxes[one["id"]], sha256.get(one["id"]),
+        )
+        for one in PASSAGES
+    }
+
+
+@dataclass
+class Files:
+    """FileStore; raises StoreDown while `down`."""
+
+    passages: dict[str, StoredPassage] = field(default_factory=stored)
+    files: dict[str, bytes] = field(default_factory=lambda: {hashlib.sha256(file).hexdigest(): file for file in [BENEFITS.read_bytes()]})
+    down: bool = False
+
+    async def stored_passages(self, collection: str, ids: Sequence[str]) -> list[StoredPassage]:
+        if self.down:
+            raise StoreDown("The database cannot be reached.", hint="Is PostgreSQL running?")
+        return [self.passages[id] for id in ids if id in self.passages and collection == "default"]
+
+    async def read_file(self, sha256: str) -> bytes | None:
+        return self.files.get(sha256)
+
+
 @dataclass
 class House:
     """What the page stands on, and how the asked route behaves: `mode` is answer, error, refuse, message, rung, cut or hang."""
 
     live: Ring = field(default_factory=Ring)
     flights: Store = field(default_factory=Store)
+    files: Files = field(default_factory=Files)
+    pictures: Any = None
     keys_down: bool = False
     revoked: bool = False
     mode: str = "answer"
@@ -232,6 +275,7 @@ def app_of(house: House) -> FastAPI:
     app = FastAPI()
     house.page = create_page(PageDeps(
         callers=house, live=house.live, flights=house.flights, health=house.read_health, capabilities=lambda: CAPABILITIES,  # type: ignore[arg-type]
+        files=house.files, pictures=house.pictures or Pictures(house.files),
         secret=SECRET, one_time_tokens=house.tokens, current=lambda caller: None if house.revoked else caller, version="0.1.0",
     ))
     app.include_router(house.page.router)
@@ -285,7 +329,10 @@ async def events(house: House, name: str) -> AsyncIterator[str]:
                 await asyncio.Event().wait()
             yield event("token", {"text": word if n == 0 else " " + word})
             await asyncio.sleep(house.pace_s)
-        cited = [passage | {"passage_id": passage["id"], "quoted": passage["n"] < 3} for passage in PASSAGES]
+        places = {id: [list(box) for box in passage.boxes] for id, passage in house.files.passages.items()}
+        cited = [
+            passage | {"passage_id": passage["id"], "quoted": passage["n"] < 3, "boxes": places.get(passage["id"], [])} for passage in PASSAGES
+        ]
         usage = {"prompt_tokens": 612, "completion_tokens": 44}
         yield event("answer", {"answer": ANSWER, "citations": cited, "usage": usage, "trace_id": flight.id})
     finally:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from stand_in import ADMIN, ANSWER, DATA, MS, SECRET, House, record, serving
+from stand_in import ADMIN, ANSWER, DATA, MS, SECRET, House, record, serving, stored
 from tests.waiting import until_blocking as until
 
 from tidegate.api.page.session import COOKIE, new_session
@@ -344,3 +344,103 @@ def test_the_page_asks_nobody_else(desk: Desk) -> None:
     desk.go(f"/flights/{record(6).id}")
     assert [url for url in desk.asked if not url.startswith(desk.site)] == []
     assert desk.complaints == []
+
+
+# -- passages on their pages
+
+
+def places_on_screen(page: Any, figure: str) -> list[dict[str, float]]:
+    """The highlighted rectangles, in points of the sheet as it lies on the screen."""
+    return page.evaluate("""(figure) => {
+        const paper = document.querySelector(figure).querySelector("img");
+        const at = paper.getBoundingClientRect();
+        const scale = paper.getAttribute("width") / at.width;
+        return [...document.querySelectorAll(figure + " rect")].map((rect) => {
+            const box = rect.getBoundingClientRect();
+            return { x0: (box.left - at.left) * scale, top: (box.top - at.top) * scale, x1: (box.right - at.left) * scale,
+                bottom: (box.bottom - at.top) * scale };
+        });
+    }""", figure)
+
+
+def lies_on_the_passage(page: Any, item: str) -> None:
+    """The picture came, and each highlight lies where the loader found its row."""
+    page.wait_for_function("(item) => document.querySelector(item + ' .paper img')?.naturalWidth > 0", arg=item)
+    boxes = stored()["claims#2"].boxes
+    shown = places_on_screen(page, f"{item} .paper")
+    assert len(shown) == len(boxes) > 5
+    for place, box in zip(shown, boxes, strict=True):
+        assert [place["x0"], place["top"], place["x1"], place["bottom"]] == pytest.approx(box[1:], abs=1.5)
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_passage_of_a_flight_is_shown_on_its_page(browser: Any, site: str, house: House, width: int) -> None:
+    """A click puts the picture below the passage, highlighted where it stands; a second one takes it away; nothing sticks out."""
+    house.live.records = [record(2)]
+    desk = Desk(browser, site, width)
+    page = desk.go(f"/flights/{record(2).id}")
+    item = "li[id='passage-claims#2']"
+    page.click(f"{item} .place")
+    lies_on_the_passage(page, item)
+    assert page.get_attribute(f"{item} .place", "aria-expanded") == "true"
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert page.url == f"{desk.site}/flights/{record(2).id}"
+    page.click(f"{item} .place")
+    assert page.is_hidden(f"{item} .paper")
+    assert desk.complaints == []
+    assert [url for url in desk.asked if not url.startswith(desk.site)] == []
+    desk.context.close()
+
+
+def test_an_answer_leads_to_the_page_that_it_rests_on(desk: Desk, house: House) -> None:
+    """In the ask box, as soon as the answer is complete; a passage without a place has no such link."""
+    house.live.records = [record(100_002)]
+    page = desk.go()
+    desk.ask()
+    page.wait_for_selector(f"{SUPPORT} .to-flight")
+    assert page.locator(f"{SUPPORT} .passages .place").count() == 2
+    page.click("#support-answer-passage-2 .place")
+    lies_on_the_passage(page, "#support-answer-passage-2")
+    page.click("#support-answer-passage-3 .place")
+    page.wait_for_selector("#support-answer-passage-3 .shown")
+    assert "The file of this document is not kept." in desk.text("#support-answer-passage-3 .shown")
+    assert desk.complaints == []
+
+
+def test_the_page_of_a_passage_needs_no_script(browser: Any, site: str, house: House) -> None:
+    """Its address can be shared: without any JavaScript the picture is there, highlighted."""
+    house.live.records = [record(2)]
+    context = browser.new_context(java_script_enabled=False)
+    context.add_cookies([{"name": COOKIE, "value": new_session(DATA, SECRET), "url": site, "httpOnly": True}])
+    page = context.new_page()
+    page.goto(f"{site}/flights/{record(2).id}")
+    page.click("li[id='passage-claims#2'] .place")
+    page.wait_for_selector(".paper img")
+    assert page.url.endswith("/passages/claims%232")
+    assert page.locator(".paper rect").count() == len(stored()["claims#2"].boxes)
+    context.close()
+
+
+def test_a_picture_that_cannot_be_drawn_now_may_be_later(desk: Desk, house: House) -> None:
+    """The sentence stands in its place; closed and opened again, it is asked for again."""
+    house.live.records = [record(2)]
+    files, house.files.files = house.files.files, {}
+    page = desk.go(f"/flights/{record(2).id}")
+    item = "li[id='passage-claims#2']"
+    page.click(f"{item} .place")
+    page.wait_for_selector(f"{item} .shown .notice")
+    assert "The file is no longer there." in desk.text(f"{item} .shown")
+    house.files.files = files
+    page.click(f"{item} .place")
+    page.click(f"{item} .place")
+    lies_on_the_passage(page, item)
+
+
+def test_a_session_that_is_over_leads_to_the_login(desk: Desk, house: House) -> None:
+    """And from there to the passage."""
+    house.live.records = [record(2)]
+    page = desk.go(f"/flights/{record(2).id}")
+    desk.context.clear_cookies()
+    page.click("li[id='passage-claims#2'] .place")
+    page.wait_for_selector("#key")
+    assert page.get_attribute("input[name=then]", "value") == f"/flights/{record(2).id}/passages/claims#2"

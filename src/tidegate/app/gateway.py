@@ -49,6 +49,8 @@ from tidegate.pipeline.stages.fit import fit
 from tidegate.pipeline.stages.generate import DEFAULT, GenerateStage
 from tidegate.retrieval.embedder_client import EmbedderClient
 from tidegate.retrieval.search import Search
+from tidegate.retrieval.picture import Pictures
+from tidegate.retrieval.rerank import RerankerParts, open_rerankers
 from tidegate.settings import Settings
 from tidegate.stores.drain import Drain
 from tidegate.stores.seal import Seal
@@ -265,7 +267,7 @@ class Gateway:
         self.page = Page(PageDeps(
             callers=self.keys, live=self.recent, flights=self.store, health=self.health, capabilities=self._capability_views,
             secret=self.house.secret, one_time_tokens=TokenFolder(settings.local.folder / "run" / "links"), current=self._current,
-            version=__version__,
+            version=__version__, files=None if settings.qdrant.url else self.store, pictures=Pictures(self.store),
         ))
         control.include_router(self.page.router)
         return Door(self.house, hot, capabilities, control)

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from tidegate.api.page.tokens import OneTimeTokens
 from tidegate.core.ask import Caller
-from tidegate.core.ports import FlightStore, LiveFlights
+from tidegate.core.document import PagePicture
+from tidegate.core.ports import FileStore, FlightStore, LiveFlights
 
 
 class Keys(Protocol):
@@ -16,6 +17,14 @@ class Keys(Protocol):
 
     async def look_up(self, presented_key: str) -> Caller:
         """Raises Unauthorized, or StoreDown where keys could not be read yet."""
+        ...
+
+
+class Pictures(Protocol):
+    """Pages of kept files."""
+
+    async def page(self, file_sha256: str, number: int) -> PagePicture:
+        """Raises NotFound, DocumentUnreadable, Busy, StoreDown."""
         ...
 
 
@@ -35,6 +44,7 @@ class PageDeps:
 
     - `health`: the body of /health; see health.py for the names that are shown
     - `secret`: signs the session cookie; the same for all workers
+    - `files`: what passages were read from; None where passages are kept elsewhere
     - `current`: what a signed-in caller is now; None where the key was revoked since. Asked on every request of the page.
     """
 
@@ -45,5 +55,7 @@ class PageDeps:
     capabilities: Callable[[], list[CapabilityView]]
     secret: bytes
     one_time_tokens: OneTimeTokens
+    files: FileStore | None
+    pictures: Pictures
     current: Callable[[Caller], Caller | None] = field(default=lambda caller: caller)
     version: str = ""

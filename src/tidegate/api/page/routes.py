@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, quote, urlencode
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 
-from tidegate.api.page import health, listing, session
+from tidegate.api.page import health, listing, passages, session
 from tidegate.api.page.assets import Assets
 from tidegate.api.page.deps import PageDeps
 from tidegate.api.page.door import Door
@@ -16,7 +16,8 @@ from tidegate.api.page.live import Live
 from tidegate.api.page.view import Views
 from tidegate.api.page.words import ENDS
 from tidegate.core.ask import Caller
-from tidegate.core.errors import StoreDown, Unauthorized
+from tidegate.core.errors import NotFound, StoreDown, TidegateError, Unauthorized
+from tidegate.core.flight import FlightRecord
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -51,6 +52,8 @@ class Page:
         add = self.router.add_api_route
         add("/", self._overview, methods=["GET"])
         add("/flights/{flight_id}", self._flight, methods=["GET"])
+        add("/flights/{flight_id}/passages/{passage_id}", self._passage, methods=["GET"])
+        add("/flights/{flight_id}/passages/{passage_id}/pages/{page}", self._picture, methods=["GET"])
         add("/live/flights", self._live_flights, methods=["GET"])
         add("/login", self._login, methods=["GET"])
         add("/login", self._try_key, methods=["POST"])
@@ -146,6 +149,18 @@ class Page:
     async def _flight(self, request: Request, flight_id: str) -> Response:
         if (caller := self._caller(request)) is None:
             return self._login_page(then=f"/flights/{flight_id}")
+        flight = await self._find(flight_id, caller)
+        if isinstance(flight, Response):
+            return flight
+        down = ""
+        try:
+            read = await passages.read(self._deps.files, flight)
+        except StoreDown as error:
+            read, down = passages.noted(flight), error.message
+        return _html(self._views.flight(flight, caller, [(one, *passages.without(one, flight, self._deps.files)) for one in read], down))
+
+    async def _find(self, flight_id: str, caller: Caller) -> FlightRecord | Response:
+        """The flight, or the page that says why there is none."""
         try:
             flight = await listing.find(self._deps.live, self._deps.flights, flight_id, _tenant(caller))
         except StoreDown as error:
@@ -154,7 +169,56 @@ class Page:
         if flight is None:
             hint = "Its id may be mistyped, it may be another tenant's, or it was forgotten."
             return self._sorry(404, "No such flight", "There is no such flight.", hint)
-        return _html(self._views.flight(flight, caller))
+        return flight
+
+    async def _passage(self, request: Request, flight_id: str, passage_id: str) -> Response:
+        """A passage of a flight on the pages that it stands on. Whoever may see the flight may see what it read, and no other page."""
+        if (caller := self._caller(request)) is None:
+            return self._login_page(then=f"/flights/{flight_id}/passages/{passage_id}")
+        flight = await self._find(flight_id, caller)
+        if isinstance(flight, Response):
+            return flight
+        try:
+            passage = _of(await passages.read(self._deps.files, flight), passage_id)
+        except TidegateError as error:
+            return self._sorry(error.http_status, "Not to be shown", error.message, error.hint or "")
+        why, hint = passages.without(passage, flight, self._deps.files)
+        sheets = [await self._sheet(passage, page) for page in passage.pages[:passages.MOST_PAGES]] if not why else []
+        status = next((sheet.problem.http_status for sheet in sheets if sheet.problem is not None), 404 if passage.now is None else 200)
+        return _html(self._views.passage(flight, caller, passage, sheets, why, hint), status)
+
+    async def _sheet(self, passage: passages.ReadPassage, page: int) -> passages.Sheet:
+        assert passage.now is not None
+        try:
+            picture = await self._deps.pictures.page(passage.now.file_sha256 or "", page)
+        except TidegateError as error:
+            return passages.Sheet(page, [], problem=error)
+        return passages.Sheet(page, passage.places(page), picture)
+
+    async def _picture(self, request: Request, flight_id: str, passage_id: str, page: str) -> Response:
+        """A page as a picture, of the file with the digest `file` where one is named."""
+        if (caller := self._caller(request)) is None:
+            return _plain(401, "Signed out.")
+        flight = await self._find(flight_id, caller)
+        if isinstance(flight, Response):
+            return _plain(flight.status_code, "There is no such flight, or it cannot be read now.")
+        try:
+            passage = _of(await passages.read(self._deps.files, flight), passage_id)
+            number = passages.on_page(passage, page)
+            why, hint = passages.without(passage, flight, self._deps.files)
+            if why or passage.now is None or passage.now.file_sha256 is None:
+                raise NotFound(why, hint=hint)
+            sha256 = passage.now.file_sha256
+            if request.query_params.get("file", sha256) != sha256:
+                raise NotFound("The document was replaced since.", hint="Load the page that shows the picture again.")
+            headers = HEADERS | {"Cache-Control": "private, no-cache", "ETag": f'"{sha256[:32]}-{number}"'}
+            if request.headers.get("if-none-match") == headers["ETag"]:
+                return Response(None, 304, headers=headers)
+            picture = await self._deps.pictures.page(sha256, number)
+        except TidegateError as error:
+            wait = {"Retry-After": str(math.ceil(error.retry_after_s))} if error.retry_after_s else {}
+            return _plain(error.http_status, f"{error.message} {error.hint or ''}".strip(), wait)
+        return Response(picture.png, headers=headers, media_type="image/png")
 
     async def _live_flights(self, request: Request) -> Response:
         if (caller := self._caller(request)) is None:
@@ -173,6 +237,17 @@ class Page:
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(None, 304, headers=headers)
         return Response(asset.body, headers=headers, media_type=asset.media_type)
+
+
+def _of(read: list[passages.ReadPassage], passage_id: str) -> passages.ReadPassage:
+    """Raises NotFound for a passage that the flight did not read."""
+    if (found := next((one for one in read if one.id == passage_id), None)) is None:
+        raise NotFound("This flight read no such passage.", hint="Its page lists those that it read.")
+    return found
+
+
+def _plain(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+    return Response(text + "\n", status, headers=HEADERS | (headers or {}), media_type="text/plain")
 
 
 def _tenant(caller: Caller) -> str | None:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from tidegate.api.page import form, health, rooms, waterfall, words
 from tidegate.api.page.assets import Assets
 from tidegate.api.page.deps import CapabilityView
+from tidegate.api.page.passages import ReadPassage, Sheet
 from tidegate.core.ask import Caller
 from tidegate.core.flight import FlightRecord
 
@@ -45,13 +46,23 @@ class Views:
         html = self.page("part/health.html", figures=health.figures(told, recent), reasons=health.reasons(told))
         return Markup(html)  # noqa: S704 - rendered by an autoescaping template
 
-    def flight(self, record: FlightRecord, caller: Caller) -> str:
-        """The page of one flight."""
+    def flight(self, record: FlightRecord, caller: Caller, read: Sequence[tuple[ReadPassage, str, str]] = (), down: str = "") -> str:
+        """The page of one flight. `read`: its passages, each with why it has no picture and what to do; `down`: why they could not be looked up."""
         return self.page(
             "flight.html", title=f"Flight {record.id[:12]}", caller=caller, flight=record, parts=waterfall.parts(record),
             ticks=waterfall.ticks(record.whole_ns), rhythm=waterfall.rhythm(record), sum_ns=sum(ns for _, ns in record.laps),
             began=words.local(record.began_unix_ns), first_x=_first_token_x(record),
-            decisions=[(at_ns, what, facts_of(facts)) for at_ns, what, facts in record.decisions],
+            read=read, down=down, decisions=[(at_ns, what, facts_of(facts)) for at_ns, what, facts in record.decisions],
+        )
+
+    def passage(
+        self, record: FlightRecord, caller: Caller, passage: ReadPassage, sheets: Sequence[Sheet], why: str, hint: str
+    ) -> str:
+        """The page of one passage: on its pages, or why not."""
+        title = passage.now.title if passage.now is not None else f"Passage {passage.n}"
+        return self.page(
+            "passage.html", title=title, caller=caller, flight=record, passage=passage, sheets=sheets, why=why, hint=hint,
+            more=len(passage.pages) - len(sheets),
         )
 
     def capabilities(self, capabilities: Sequence[CapabilityView]) -> list[dict[str, Any]]:

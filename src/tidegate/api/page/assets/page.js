@@ -1,5 +1,6 @@
-// The page's own behaviour: the tabs and the ask box. The list is htmx's.
+// The page's own behaviour: the tabs, the ask box, and passages on their pages. The list is htmx's.
 import { openForm } from "./ask.js";
+import "./place.js";
 import { openTabs } from "./tabs.js";
 
 openTabs(document.querySelector("[role=tablist]"));

@@ -79,7 +79,7 @@ export class Run {
     const { usage, trace_id, citations, capability_sha256, index_version, ladder, answer, ...rest } = body;
     this.close("Answer complete");
     this.landed(ladder);
-    if (citations?.length) this.showPassages(citations);
+    if (citations?.length) this.showPassages(citations, trace_id);
     this.answer.replaceChildren();
     if (typeof answer === "string") this.answer.append(...withMarks(answer, this.passages));
     if (typeof answer !== "string") this.answer.append(table(answer === undefined ? rest : { answer, ...rest }));
@@ -159,14 +159,15 @@ export class Run {
     }));
   }
 
-  showPassages(passages) {
+  /** `trace`: the flight that read them, once it is over: it leads to the pages that they stand on. */
+  showPassages(passages, trace) {
     if (!passages.length) return;
     this.read.hidden = false;
     this.box.classList.add("beside");
-    this.passages.replaceChildren(...passages.map((passage) => this.passage(passage)));
+    this.passages.replaceChildren(...passages.map((passage) => this.passage(passage, trace)));
   }
 
-  passage(passage) {
+  passage(passage, trace) {
     const item = make("li", passage.quoted === false ? "unquoted" : "");
     item.id = `${this.form.dataset.path.replace("/", "-")}-passage-${passage.n}`;
     item.tabIndex = -1;
@@ -185,6 +186,11 @@ export class Run {
       more.setAttribute("aria-expanded", String(!clipped));
     });
     item.append(head, text, more);
+    if (trace && passage.boxes?.length) {
+      const link = make("a", "place", "Show it on the page");
+      link.href = `/flights/${encodeURIComponent(trace)}/passages/${encodeURIComponent(passage.passage_id)}`;
+      item.append(link);
+    }
     requestAnimationFrame(() => { more.hidden = text.scrollHeight <= text.clientHeight + 1; });
     return item;
   }
