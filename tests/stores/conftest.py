@@ -15,7 +15,7 @@ from tidegate.stores.systems.memory import Memory
 from tidegate.stores.systems.postgres import Postgres
 from tidegate.stores.systems.qdrant import Qdrant
 
-TABLES = "api_keys documents files passages collections flights kept_texts evaluations"
+TABLES = "api_keys documents files passages postings words collections flights kept_texts evaluations"
 
 
 def new_database(postgres_dsn: str) -> str:

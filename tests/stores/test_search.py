@@ -192,11 +192,12 @@ async def test_passages_of_the_first_schema_come_along(empty_dsn: str) -> None:
         link.execute("drop table tidegate.passages")
         link.execute("alter table tidegate.as_before rename to passages")
         link.execute("alter table tidegate.passages drop dated_at, drop confidence, drop superseded, add primary key (id)")
+        link.execute("alter table tidegate.passages drop number, drop words, drop words_digest")
         for name, on in (("document", "(document_id)"), ("collection", "(collection)"), ("tags", "using gin (tags jsonb_path_ops)")):
             link.execute(f"create index passages_{name} on tidegate.passages {on}".encode())
         link.execute("update tidegate.documents set ingested_at = to_timestamp(86400)")
-        link.execute("delete from tidegate._yoyo_migration where migration_id = '0004-search'")
-    assert migrate(empty_dsn) == ["0004-search"]
+        link.execute("delete from tidegate._yoyo_migration where migration_id in ('0004-search', '0005-words')")
+    assert migrate(empty_dsn) == ["0004-search", "0005-words"]
     found = await store.search("c", axis(0)[0], 3, Filter(until_unix_s=DAY_S))
     assert [passage.text for passage in found.passages] == ["x"]
     await store.close()

@@ -12,7 +12,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,16 +23,16 @@ from pgvector import HalfVector
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from tidegate.core.ask import Passage
-from tidegate.core.document import Box, Document, NewPassage, Replaced, passage_ids
+from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
 from tidegate.core.errors import BadRequest, NotFound
 from tidegate.core.plugins import nearest
 from tidegate.core.ports import Vectors
-from tidegate.core.search import Filter, Found, IndexProgress, Way
+from tidegate.core.search import ANY, Filter, Found, IndexProgress, Ranking, Way
 from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.files import put_file
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
 from tidegate.stores.queries import queries
+from tidegate.stores.words import Changed, Terms, Worded, count_words, find_words, passage_of, put_words
 
 T = TypeVar("T")
 Link = psycopg.AsyncConnection[TupleRow]
@@ -44,6 +44,8 @@ EXACT_MOST = 20_000
 KNOWN_NS = 10_000_000_000
 #: Neighbours of a passage in the graph, and candidates that are looked at to find them.
 GRAPH_M, GRAPH_EF = 24, 128
+#: Where fewer fit a filter, the words' leg begins with them: it would look at most of what holds the words before it found enough that fit.
+FEW = 1_000
 #: Between two looks at how far an index is built.
 _LOOK_S = 0.5
 _FACET = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -75,7 +77,7 @@ class Passages:
     async def search(
         self, collection: str, vector: Vectors, k: int, wanted: Filter, *, words: Sequence[str] = (), exact: bool = False
     ) -> Found:
-        """The k nearest passages that fit, nearest first; `exact`: whatever the number, compare all that fit."""
+        """The k nearest passages that fit, nearest first, and with `words` the k best by BM25; `exact`: whatever the number, compare all that fit."""
         check_dimensions(vector.shape[-1])
         wanted = clean_value_of(wanted)
         collection = clean_text(collection)
@@ -84,14 +86,28 @@ class Passages:
         async def find(link: Link) -> Found:
             state = await self._state(link, collection)
             asked = parameters | _conditions(wanted, state.facets)
-            if exact or not await self._graph_serves(link, collection, state, wanted, asked):
-                return await self._found(link, "find_exact", asked, "exact", state)
-            found = await self._found(link, "find_by_graph", asked, "graph", state)
-            if len(found.passages) < k:  # the graph gave up, or fewer fit
-                found = await self._found(link, "find_exact", asked, "graph_then_exact", state)
-            return found
+            by_graph = not exact and await self._graph_serves(link, collection, state, wanted, asked)
+            if not words:
+                return await self._nearest(link, asked, by_graph, state)
+            few_fit = wanted != ANY and await self._fit(link, collection, wanted, asked) < FEW
+            async with link.transaction():
+                await link.execute(queries()["see_one_state"].sql)
+                found = await self._nearest(link, asked, by_graph, state)
+                passages, ranking = await find_words(link, asked, words, few_fit)
+            near = {passage.id for passage in found.passages}
+            only_words = [passage for passage in passages if passage.id not in near]
+            return Found([*found.passages, *only_words], found.index_version, found.way, [*found.legs, ranking])
 
         found: Found = await self._run(find)
+        return found
+
+    async def _nearest(self, link: Link, asked: dict[str, Any], by_graph: bool, state: _State) -> Found:
+        """The vector leg."""
+        if not by_graph:
+            return await self._found(link, "find_exact", asked, "exact", state)
+        found = await self._found(link, "find_by_graph", asked, "graph", state)
+        if len(found.passages) < asked["k"]:  # the graph gave up, or fewer fit
+            found = await self._found(link, "find_exact", asked, "graph_then_exact", state)
         return found
 
     async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter) -> list[str]:
@@ -134,7 +150,8 @@ class Passages:
             ((part,),) = await fetch(link, "make_partition", {"collection": collection})
             if facets is not None:
                 await link.execute(queries()["set_facets"].sql, {"collection": collection, "facets": list(facets)})
-            await link.execute(sql.SQL("vacuum (analyze) tidegate.{}").format(sql.Identifier(part)))
+            for table in (part, "postings", "words"):
+                await link.execute(sql.SQL("vacuum (analyze) tidegate.{}").format(sql.Identifier(table)))
             ((known, there, passages),) = await fetch(link, "collection_indexes", {"collection": collection})
             wanted = {_facet_index(part, name): _facet_sql(part, name) for name in known}
             for name in there:
@@ -177,8 +194,10 @@ class Passages:
 
     async def _graph_serves(self, link: Link, collection: str, state: _State, wanted: Filter, asked: dict[str, Any]) -> bool:
         """Whether there is a graph, and so many passages fit that it is the better way."""
-        if not state.graph:
-            return False
+        return state.graph and await self._fit(link, collection, wanted, asked) > EXACT_MOST
+
+    async def _fit(self, link: Link, collection: str, wanted: Filter, asked: dict[str, Any]) -> int:
+        """About how many passages fit."""
         key = (collection, msgspec.json.encode(wanted))
         fit, until_ns = self._fitting.get(key, (0, 0))
         if time.perf_counter_ns() > until_ns:
@@ -187,21 +206,16 @@ class Passages:
             if len(self._fitting) >= MOST_FILTERS:
                 self._fitting.clear()
             self._fitting[key] = (fit, time.perf_counter_ns() + KNOWN_NS)
-        return fit > EXACT_MOST
+        return fit
 
     async def _found(self, link: Link, name: str, asked: dict[str, Any], way: Way, state: _State) -> Found:
         rows = await fetch(link, name, asked)
         version = rows[0][0] or "0"
         if version != state.index_version:  # facets or a graph may have come with the change
             self._states.pop(asked["collection"], None)
-        passages = [
-            Passage(
-                id, source, title, text, score, page, msgspec.json.decode(tags, type=dict[str, str]), msgspec.json.decode(boxes, type=list[Box])
-            )
-            for _, id, source, title, text, score, page, tags, boxes in rows
-            if id is not None
-        ]
-        return Found(passages, version, way)
+        passages = [passage_of(row[1:]) for row in rows if row[1] is not None]
+        nearest = Ranking("vector", [passage.id for passage in passages], [passage.score for passage in passages])
+        return Found(passages, version, way, [nearest])
 
     # -- documents
 
@@ -214,6 +228,8 @@ class Passages:
     ) -> Replaced:
         document, passages, notes = prepare(document, passages, vectors)
         ids = passage_ids(document, passages)
+        terms = Terms(document.collection)
+        worded = {id: Worded(passage.words, terms) for id, passage in zip(ids, passages, strict=True)}
         head = {**msgspec.structs.asdict(document), "tags": as_json(document.tags), "supersedes": list(document.supersedes)}
         rows = [
             {
@@ -229,15 +245,17 @@ class Passages:
                 await fetch(link, "make_partition", head)
                 ((document_id, version, dated_at, superseded),) = await fetch(link, "put_document", head)
                 shared = {"document_id": document_id, "collection": document.collection, "dated_at": dated_at, "superseded": superseded}
-                before = {row[0] for row in await fetch(link, "passage_ids", shared)}
-                gone = list(before.difference(ids))
+                before = {row[0]: Before(*row[1:]) for row in await fetch(link, "document_passages", shared)}
+                gone = [id for id in before if id not in worded]
                 await link.execute(queries()["drop_passages"].sql, {**shared, "ids": gone})
+                numbers = await _numbers(link, before, worded)
                 async with link.cursor() as cursor:
-                    await cursor.executemany(queries()["put_passage"].sql, [row | shared for row in rows])
+                    of_words = ({"number": numbers[id], "words": one.length, "words_digest": one.digest} for id, one in worded.items())
+                    await cursor.executemany(queries()["put_passage"].sql, [row | shared | words for row, words in zip(rows, of_words, strict=True)])
                 await put_file(link, document_id, file)
                 await link.execute(queries()["mark_superseded"].sql, head)
-                await _change(link, document.collection)
-            new = len(set(ids) - before)
+                await _change(link, document.collection, await _put_words(link, before, worded, numbers))
+            new = len(worded.keys() - before.keys())
             return Replaced(added=new, kept=len(ids) - new, removed=len(gone), version=version, notes=notes)
 
         replaced: Replaced = await self._run(replace)
@@ -248,10 +266,13 @@ class Passages:
 
         async def delete(link: Link) -> bool:
             async with link.transaction():
-                gone = await fetch(link, "delete_document", named)
+                gone = await fetch(link, "lock_document", named)
                 if gone:
+                    rows = await fetch(link, "document_passages", {**named, "document_id": gone[0][0]})
+                    changed = await _put_words(link, {row[0]: Before(*row[1:]) for row in rows}, {}, {})
+                    await link.execute(queries()["delete_document"].sql, named)
                     await link.execute(queries()["mark_superseded"].sql, named)
-                    await _change(link, clean_text(collection))
+                    await _change(link, clean_text(collection), changed)
             return bool(gone)
 
         gone: bool = await self._run(delete)
@@ -323,6 +344,43 @@ def _graph_sql(part: str) -> sql.Composed:
     ).format(index=sql.Identifier(f"{part}_graph"), part=sql.Identifier(part), m=sql.Literal(GRAPH_M), ef=sql.Literal(GRAPH_EF))
 
 
-async def _change(link: Link, collection: str) -> None:
+class Before(NamedTuple):
+    """What is stored of a passage's words."""
+
+    number: int | None
+    length: int
+    digest: int
+
+
+async def _numbers(link: Link, before: Mapping[str, Before], worded: Mapping[str, Worded]) -> dict[str, int | None]:
+    """What each passage is called in postings: those that are there keep their number, those without words need none."""
+    numbers = {id: before[id].number if id in before else None for id in worded}
+    without = [id for id, number in numbers.items() if number is None and worded[id].length]
+    if without:
+        taken = await fetch(link, "take_numbers", {"count": len(without)})
+        numbers.update(zip(without, (number for (number,) in taken), strict=True))
+    return numbers
+
+
+async def _put_words(
+    link: Link, before: Mapping[str, Before], worded: Mapping[str, Worded], numbers: Mapping[str, int | None]
+) -> Changed:
+    """Words of passages that came, changed or went; those that stayed as they were are not touched."""
+    going = {
+        one.number: one.length
+        for id, one in before.items()
+        if one.number is not None and one.length and (id not in worded or worded[id].digest != one.digest)
+    }
+    coming = {
+        number: worded[id]
+        for id, number in numbers.items()
+        if number is not None and (id not in before or worded[id].digest != before[id].digest)
+    }
+    return await put_words(link, coming, going)
+
+
+async def _change(link: Link, collection: str, changed: Changed) -> None:
     """Last in its transaction: it locks the collection's row, and writers of other documents should not wait for our work."""
-    await link.execute(queries()["change_collection"].sql, {"collection": collection, "random": secrets.token_hex(4)})
+    said = {"collection": collection, "random": secrets.token_hex(4), "worded": changed.worded, "words_total": changed.words_total}
+    await link.execute(queries()["change_collection"].sql, said)
+    await count_words(link, changed)

@@ -35,11 +35,13 @@ def prepare(document: Document, passages: Sequence[NewPassage], vectors: Vectors
         size = len(msgspec.json.encode(clean_value(document.tags | tags)))
         if size > TAGS_BYTES:
             raise BadRequest(f"The tags take {size} bytes; at most {TAGS_BYTES} can be searched by.", hint="Shorten or drop some.", param="tags")
-    clean = [clean_struct(passage) for passage in passages]
-    changed = sum(before != after for before, after in zip(passages, clean, strict=True))
+    bare = [msgspec.structs.replace(passage, words=[]) for passage in passages]  # words are stored as digests: any will do
+    clean = [clean_struct(passage) for passage in bare]
+    changed = sum(before != after for before, after in zip(bare, clean, strict=True))
     head = clean_struct(document)
     notes = []
     if changed or head != document:
         where = f"{changed} of {len(clean)} passages" if changed else "the document's head"
         notes.append(f"Characters that a database cannot keep (NUL, broken surrogates) were replaced by U+FFFD in {where}.")
-    return msgspec.structs.replace(head, passages=len(clean)), clean, notes
+    worded = [msgspec.structs.replace(one, words=passage.words) for one, passage in zip(clean, passages, strict=True)]
+    return msgspec.structs.replace(head, passages=len(clean)), worded, notes

@@ -37,9 +37,9 @@ update tidegate.passages as passage set superseded = changed.superseded
 from changed
 where passage.collection = %(collection)s and passage.document_id = changed.id and passage.superseded <> changed.superseded;
 
--- name: passage_ids
--- The ids of a document's passages.
-select id from tidegate.passages where collection = %(collection)s and document_id = %(document_id)s;
+-- name: document_passages
+-- A document's passages: their ids, and what is known of their words.
+select id, number, words, words_digest from tidegate.passages where collection = %(collection)s and document_id = %(document_id)s;
 
 -- name: drop_passages
 -- Delete passages of a document by id.
@@ -48,16 +48,21 @@ delete from tidegate.passages where collection = %(collection)s and document_id 
 -- name: put_passage
 -- Store a passage; one that is there already is only touched where something about it changed.
 insert into tidegate.passages
-    (id, document_id, collection, ordinal, text, page, heading, tokens, tags, boxes, embedding, dated_at, confidence, superseded)
+    (id, document_id, collection, ordinal, text, page, heading, tokens, tags, boxes, embedding, dated_at, confidence, superseded,
+     number, words, words_digest)
 values (%(id)s, %(document_id)s, %(collection)s, %(ordinal)s, %(text)s, %(page)s, %(heading)s, %(tokens)s, %(tags)s::jsonb,
-        %(boxes)s::jsonb, %(embedding)s::halfvec, %(dated_at)s, %(confidence)s, %(superseded)s)
+        %(boxes)s::jsonb, %(embedding)s::halfvec, %(dated_at)s, %(confidence)s, %(superseded)s,
+        %(number)s, %(words)s, %(words_digest)s)
 on conflict (collection, id) do update
     set ordinal = excluded.ordinal, page = excluded.page, heading = excluded.heading, tokens = excluded.tokens, tags = excluded.tags,
-        boxes = excluded.boxes, embedding = excluded.embedding, dated_at = excluded.dated_at, confidence = excluded.confidence, superseded = excluded.superseded
+        boxes = excluded.boxes, embedding = excluded.embedding, dated_at = excluded.dated_at, confidence = excluded.confidence, superseded = excluded.superseded,
+        number = excluded.number, words = excluded.words, words_digest = excluded.words_digest
     where (passages.ordinal, passages.page, passages.heading, passages.tokens, passages.tags, passages.boxes,
-           passages.embedding, passages.dated_at, passages.confidence, passages.superseded)
+           passages.embedding, passages.dated_at, passages.confidence, passages.superseded,
+           passages.number, passages.words, passages.words_digest)
           is distinct from (excluded.ordinal, excluded.page, excluded.heading, excluded.tokens, excluded.tags, excluded.boxes,
-           excluded.embedding, excluded.dated_at, excluded.confidence, excluded.superseded);
+           excluded.embedding, excluded.dated_at, excluded.confidence, excluded.superseded,
+           excluded.number, excluded.words, excluded.words_digest);
 
 -- name: delete_document
 -- Delete a document and, with it, its passages.
@@ -74,8 +79,36 @@ where %(collection)s::text is null or collection = %(collection)s
 order by collection collate "C", source collate "C";
 
 -- name: change_collection
--- Give a collection a new index version, because its content changes in this transaction.
-insert into tidegate.collections (name, changes, index_version)
-values (%(collection)s, 1, '1-' || %(random)s)
+-- Give a collection a new index version, because its content changes in this transaction, and count its passages with words and their words.
+insert into tidegate.collections (name, changes, index_version, worded, words_total)
+values (%(collection)s, 1, '1-' || %(random)s, %(worded)s, %(words_total)s)
 on conflict (name) do update
-    set changes = collections.changes + 1, index_version = (collections.changes + 1) || '-' || %(random)s;
+    set changes = collections.changes + 1, index_version = (collections.changes + 1) || '-' || %(random)s,
+        worded = collections.worded + excluded.worded, words_total = collections.words_total + excluded.words_total;
+
+-- name: take_numbers
+-- Numbers for passages that come.
+select nextval('tidegate.passage_numbers') from generate_series(1, %(count)s);
+
+-- name: lock_document
+-- A document that goes: its row is locked until the transaction ends.
+select id from tidegate.documents where collection = %(collection)s and source = %(source)s for update;
+
+-- name: drop_postings
+-- Passages, by number, have no words any more; gives each word that they had, and in how many of them it stood.
+with gone as (delete from tidegate.postings where posting >> 24 = any(%(numbers)s::bigint[]) returning term)
+select term, count(*) from gone group by term;
+
+-- name: put_postings
+-- Words of passages, in bulk.
+copy tidegate.postings (term, posting) from stdin (format binary);
+
+-- name: count_words
+-- In how many passages more, or fewer, each word stands now; after the collection's row is locked, so that two writers take turns.
+insert into tidegate.words (term, passages)
+select * from unnest(%(terms)s::bigint[], %(counts)s::bigint[])
+on conflict (term) do update set passages = words.passages + excluded.passages;
+
+-- name: forget_words
+-- Words that stand nowhere any more.
+delete from tidegate.words where term = any(%(terms)s::bigint[]) and passages <= 0;

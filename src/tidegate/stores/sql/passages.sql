@@ -19,6 +19,60 @@ left join tidegate.passages as p on p.collection = %(collection)s and p.id = bes
 left join tidegate.documents as d on d.id = p.document_id
 order by best.distance, best.id;
 
+-- part: partly
+-- BM25 of the words that are read: from the rarest on, as many as `most` postings hold, and the rarest in any case.
+collection as materialized (
+    select index_version, worded::float8 as worded, words_total::float8 / greatest(worded, 1) as average
+    from tidegate.collections where name = %(collection)s
+), asked as materialized (
+    select words.term, ln(1 + (worded - passages + 0.5) / (passages + 0.5)) as weight,
+           sum(passages) over rarest <= %(most)s or row_number() over rarest = 1 as is_read
+    from tidegate.words, collection
+    where words.term = any(%(terms)s::bigint[])
+    window rarest as (order by passages, words.term)
+), weights as materialized (
+    select coalesce(sum(weight), 0) + (cardinality(%(terms)s::bigint[]) - count(*))
+               * (select ln(1 + (greatest(worded, 1) - 0.5) / 1.5) from collection) as whole,
+           count(*) filter (where not is_read) as unread
+    from asked
+), partly as materialized (
+    select posting >> 24 as number, sum(weight) as held,
+           sum(weight * 2.2 * (posting & 255) / ((posting & 255) + 0.3 + 0.9 * ((posting >> 8) & 65535) / average)) as score
+    from collection, asked
+    cross join lateral (select posting from tidegate.postings where postings.term = asked.term offset 0) as one
+    where asked.is_read
+    group by 1
+)
+
+-- part: worded
+-- Words that were not read count where a passage is good without them; then each of the best as it is quoted: nearness, BM25, share of the weight.
+whole as (
+    select best.number, best.score + coalesce(common.score, 0) as score, best.held + coalesce(common.held, 0) as held
+    from best
+    left join lateral (
+        select sum(weight) as held,
+               sum(weight * 2.2 * (posting & 255) / ((posting & 255) + 0.3 + 0.9 * ((posting >> 8) & 65535) / average)) as score
+        from collection, asked
+        cross join lateral (
+            select posting from tidegate.postings
+            where postings.term = asked.term and posting >= best.number << 24 and posting < (best.number + 1) << 24
+            offset 0
+        ) as one
+        where not asked.is_read
+    ) as common on (select unread from weights) > 0
+    order by score desc, number
+    limit %(k)s
+)
+select c.index_version, (select count(*) from partly), p.id, d.source, d.title, p.text,
+       least(1, greatest(0, -(p.embedding <#> %(vector)s::halfvec)))::float8 as nearness, p.page, p.tags::text, p.boxes::text,
+       whole.score, whole.held / (select whole from weights)
+from (values (1)) as once (row)
+left join collection as c on true
+left join whole on true
+left join tidegate.passages as p on p.collection = %(collection)s and p.number = whole.number
+left join tidegate.documents as d on d.id = p.document_id
+order by whole.score desc, p.id;
+
 -- name: find_exact
 -- The k nearest passages that fit, by inner product of unit vectors, which is cosine similarity: all that fit are compared.
 with near as materialized (
@@ -40,6 +94,30 @@ with best as materialized (
     limit %(k)s
 )
 {{quoted}}
+
+-- name: find_words
+-- The k passages that fit with the most weight of the words that are asked for, by BM25: from the best on, until enough fit or `walk` were looked at.
+with {{partly}}, best as materialized (
+    select near.number, near.score, near.held
+    from (select number, score, held from partly order by score desc, number limit %(walk)s) as near
+    cross join lateral (select from tidegate.passages as p where p.number = near.number and {{fits}} offset 0) as fitting
+    order by near.score desc, near.number
+    limit (select case when unread > 0 then greatest(%(k)s, %(again)s) else %(k)s end from weights)
+), {{worded}}
+
+-- name: find_words_fitting
+-- The same from the other end: all that fit, and of these the best.
+with {{partly}}, best as materialized (
+    select partly.number, partly.score, partly.held
+    from tidegate.passages as p join partly on partly.number = p.number
+    where {{fits}}
+    order by partly.score desc, partly.number
+    limit (select case when unread > 0 then greatest(%(k)s, %(again)s) else %(k)s end from weights)
+), {{worded}}
+
+-- name: see_one_state
+-- First in a transaction: all of its searches see the collection as it is now.
+set transaction isolation level repeatable read, read only;
 
 -- name: estimate_fitting
 -- How many passages fit, as the planner takes it: from its statistics, without looking at one.

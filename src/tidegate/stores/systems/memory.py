@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -16,7 +16,8 @@ from tidegate.core.errors import NotFound
 from tidegate.core.flight import FlightRecord
 from tidegate.core.plugins import nearest
 from tidegate.core.ports import Evaluation, FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
-from tidegate.core.search import ANY, Filter, Found, IndexProgress
+from tidegate.core.search import ANY, Filter, Found, IndexProgress, Ranking
+from tidegate.stores.bm25 import bm25
 from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
 
@@ -118,17 +119,30 @@ class Memory:
     ) -> Found:
         check_dimensions(vector.shape[-1])
         collection, tags = clean_text(collection), clean_value(wanted.tags)
-        found = [
-            Passage(
+        found = {
+            id: Passage(
                 id, stored.document.source, stored.document.title, passage.text, min(1.0, max(0.0, score)), passage.page, of_passage, passage.boxes
             )
             for (name, _), stored in self._documents.items()
             if name == collection and self._fits(stored.document, wanted)
             for (id, passage), score in zip(stored.passages.items(), (stored.vectors @ vector.reshape(-1)).tolist(), strict=True)
             if (of_passage := stored.document.tags | passage.tags).items() >= tags.items()
-        ]
-        best = sorted(found, key=lambda passage: (-passage.score, passage.id))[:k]
-        return Found(best, self._index_versions.get(collection, "0"))
+        }
+        best = sorted(found.values(), key=lambda passage: (-passage.score, passage.id))[:k]
+        legs = [Ranking("vector", [passage.id for passage in best], [passage.score for passage in best])]
+        if words:
+            legs.append(self._by_words(collection, words, k, found))
+        near = {passage.id for passage in best}
+        only_words = [found[id] for id in legs[-1].ids if id not in near]
+        return Found([*best, *only_words], self._index_versions.get(collection, "0"), legs=legs)
+
+    def _by_words(self, collection: str, words: Sequence[str], k: int, fitting: Collection[str]) -> Ranking:
+        everywhere = {
+            id: passage.words for (name, _), stored in self._documents.items() if name == collection for id, passage in stored.passages.items()
+        }
+        scored = {id: one for id, one in bm25(words, everywhere).items() if id in fitting}
+        ids = sorted(scored, key=lambda id: (-scored[id].score, id))[:k]
+        return Ranking("words", ids, [scored[id].score for id in ids], [scored[id].coverage for id in ids])
 
     async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY) -> list[str]:
         self._known(collection)
