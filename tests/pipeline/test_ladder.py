@@ -34,12 +34,13 @@ from tidegate.core.errors import (
 from tidegate.core.flight import Flight
 from tidegate.core.plugins import load as load_plugin
 from tidegate.core.ports import Engine, EngineStream
-from tidegate.core.search import Filter, Found
+from tidegate.core.search import Filter
 from tidegate.engines.cause import Cause
 from tidegate.pipeline.capability import Capability, load
 from tidegate.pipeline.ladder import Enter, Ladder
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.settings import BudgetSettings
+from tidegate.retrieval.search import Searched, Steps
 
 INPUT = {"type": "object", "properties": {"question": {"type": "string"}}, "required": ["question"]}
 ANSWER = {
@@ -155,13 +156,13 @@ class Searcher:
     def __init__(self, fails: TidegateError | None = None, hangs: bool = False) -> None:
         self.fails, self.hangs, self.searches = fails, hangs, 0
 
-    async def find(self, question: str, *, k: int, wanted: Filter, collection: str) -> Found:
+    async def find(self, question: str, *, k: int, wanted: Filter, collection: str, steps: Steps, ask: Ask) -> Searched:
         self.searches += 1
         if self.hangs:
             await asyncio.Event().wait()
         if self.fails is not None:
             raise self.fails
-        return Found([Passage("p1", "doc.md", "Doc", "Nine to five.", 0.9)], "index-1")
+        return Searched([Passage("p1", "doc.md", "Doc", "Nine to five.", 0.9)], "index-1")
 
 
 class Bench:

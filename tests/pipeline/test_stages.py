@@ -18,12 +18,13 @@ from tidegate.core.document import Box
 from tidegate.core.errors import CannotContinue, DeadlineExceeded, EngineCut, EngineStalled, OutputInvalid, SettingsError
 from tidegate.core.flight import Flight
 from tidegate.core.ports import Engine, EngineStream
-from tidegate.core.search import Filter, Found
+from tidegate.core.search import Filter, Ranking
 from tidegate.engines.cause import Cause
 from tidegate.pipeline.capability import load
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.runner import Step, run
 from tidegate.pipeline.stages import cite, contract, create_ticket, generate, prompt, retrieve
+from tidegate.retrieval.search import Searched, Steps
 
 
 def new_ask(deadline_s: float = 60) -> Ask:
@@ -208,14 +209,17 @@ class FakeSearch:
     def __init__(self, passages: list[Passage]) -> None:
         self.passages = passages
         self.asked: dict[str, Any] = {}
+        self.steps = Steps()
+        self.legs: list[Ranking] = []
 
-    async def find(self, question: str, *, k: int, wanted: Filter, collection: str) -> Found:
+    async def find(self, question: str, *, k: int, wanted: Filter, collection: str, steps: Steps, ask: Ask) -> Searched:
         self.asked = {"question": question, "k": k, "tags": wanted.tags, "collection": collection}
-        return Found(self.passages, "7")
+        self.steps = steps
+        return Searched(self.passages, "7", legs=self.legs, reranker="features", scores=[0.5] * len(self.passages), why="", repeated=2)
 
 
 async def test_retrieve_filters_by_the_fields_that_are_there(tmp_path: Path) -> None:
-    """A tag comes from its input field; an absent field filters nothing; weak passages are left out; the index version is noted."""
+    """A tag comes from its input field; an absent field filters nothing; the search is told what is too weak; the index version is noted."""
     manifest = (
         'stages = ["retrieve", "prompt", "generate"]\n[retrieve]\nquestion = "age"\ncollection = "c"\nk = 2\nmin_score = 0.5\n'
         'tags_from = { lang = "language", kind = "absent" }\n'
@@ -225,9 +229,82 @@ async def test_retrieve_filters_by_the_fields_that_are_there(tmp_path: Path) -> 
     ask.input = {"age": 3, "language": "en"}
     await retrieve.build(load(write(tmp_path, manifest)), Parts(FakeEngine(FakeStream([])), search))(ask)
     assert search.asked == {"question": "3", "k": 2, "tags": {"lang": "en"}, "collection": "c"}
-    assert ask.flight.passage_ids == ["a"]
+    assert (search.steps.min_score, search.steps.rerank, search.steps.hybrid) == (0.5, None, None)
+    assert ask.flight.passage_ids == ["a", "b"]
     assert ask.flight.index_version == "7"
     assert '"en"' not in json.dumps(ask.flight.decisions), "what the caller wrote is no fact of a flight"
+
+
+async def test_a_flight_says_where_each_leg_had_each_passage(tmp_path: Path) -> None:
+    """Place, score and coverage of every passage that was given on, in their order; what one leg did not find it has not; never a text."""
+    search = FakeSearch([Passage("a", "d", "t", "alpha beta", 0.9), Passage("b", "d", "t", "gamma", 0.1)])
+    search.legs = [Ranking("vector", ["x", "a"], [0.95, 0.9]), Ranking("words", ["b", "a"], [7.25, 3.0], [0.875, 0.25])]
+    ask = new_ask()
+    ask.input = {"question": "alpha gamma"}
+    await retrieve.build(load(write(tmp_path, 'stages = ["retrieve", "prompt", "generate"]\n')), Parts(FakeEngine(FakeStream([])), search))(ask)
+    [(_, what, facts)] = ask.flight.decisions
+    assert what == "retrieved"
+    assert (facts["vector"], facts["words"]) == ([[2, 0.9], None], [[2, 3.0, 0.25], [1, 7.25, 0.875]])
+    assert (facts["reranker"], facts["rerank_scores"], facts["repeated"]) == ("features", [0.5, 0.5], 2)
+    assert not {"weak", "not_reranked", "characters_left_out"} & set(facts), "what did not happen is not said"
+    assert not any(word in json.dumps(facts) for word in ("alpha", "beta", "gamma"))
+
+
+async def test_a_search_has_the_time_of_its_stage_or_what_is_left_of_the_request(tmp_path: Path) -> None:
+    """Whatever ends first."""
+    manifest = 'stages = ["retrieve", "prompt", "generate"]\n[budgets]\nretrieve_s = 3.5\n'
+    search = FakeSearch([])
+    ask = new_ask()
+    ask.input = {"question": "x"}
+    stage = retrieve.build(load(write(tmp_path, manifest)), Parts(FakeEngine(FakeStream([])), search))
+    await stage(ask)
+    assert search.steps.seconds == 3.5
+    ask.deadline = Deadline(1.0)
+    await stage(ask)
+    assert 0 < search.steps.seconds <= 1.0
+
+
+async def test_a_capability_says_how_it_is_searched(tmp_path: Path) -> None:
+    """What its [retrieve] names goes before tidegate.toml; what it does not name does not."""
+    manifest = 'stages = ["retrieve", "prompt", "generate"]\n[retrieve]\nhybrid = false\nrerank = "off"\ncompress = true\n'
+    search = FakeSearch([])
+    ask = new_ask()
+    ask.input = {"question": "x"}
+    await retrieve.build(load(write(tmp_path, manifest)), Parts(FakeEngine(FakeStream([])), search))(ask)
+    assert (search.steps.hybrid, search.steps.rerank, search.steps.compress) == (False, "off", True)
+
+
+def test_a_reranker_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
+    """By name, with the nearest one."""
+    with pytest.raises(SettingsError, match="no reranker 'feature'") as caught:
+        load(write(tmp_path, 'stages = ["retrieve"]\n[retrieve]\nrerank = "feature"\n'))
+    assert "'features'" in str(caught.value.hint)
+
+
+async def test_the_prompt_shows_what_was_left_of_a_passage_and_the_citation_has_the_whole(tmp_path: Path) -> None:
+    """The model reads the shorter text; an answer made of what it did not read does not rest on the passage."""
+    user = "{% for p in passages %}{{ p.text }}{% endfor %}"
+    capability = load(write(tmp_path, template="{% block system %}S{% endblock %}{% block user %}" + user + "{% endblock %}"))
+    ask = new_ask()
+    ask.input = {"age": 40}
+    ask.passages = [Passage("id", "doc", "Title", "Claims take thirty days. Windows are insured.", 0.9, shown="Claims take thirty days. …")]
+    await prompt.build(capability, Parts(FakeEngine(FakeStream([]))))(ask)
+    assert ask.call is not None
+    assert ask.call.body["messages"][1]["content"] == "Claims take thirty days. …"
+    stage = cite.CiteStage(Unchecked())
+    quoted = {}
+    for said in ("Claims take thirty days", "Windows insured"):
+        ask.text = [said]
+        await stage(ask)
+        assert ask.answer is not None
+        [citation] = ask.answer["citations"]
+        assert citation["text"] == "Claims take thirty days. Windows are insured."
+        quoted[said] = citation["quoted"]
+    assert quoted == {"Claims take thirty days": True, "Windows insured": False}
+
+
+class Unchecked:
+    def check_output(self, fields: Any) -> None: ...
 
 
 def test_a_capability_that_retrieves_without_an_embedder_is_told_so(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from tidegate.guard.terms_file import read_terms
 from tidegate.pipeline.faq import Faq, read_faq
 from tidegate.pipeline.rungs import Rung, check_ladder
 from tidegate.pipeline.settings import BudgetSettings, LengthSettings, ShardSettings
+from tidegate.retrieval.rerank import known_rerankers
 
 #: Engines count tokens in signed 32-bit numbers.
 _MAX_TOKEN_ID = 2**31 - 1
@@ -54,7 +55,15 @@ class Retrieve(Section):
     collection: str = Field("default", description="The collection that is searched.")
     question: str = Field("question", description="The input field whose text is searched for.")
     k: int = Field(4, ge=1, le=50, description="How many passages go into the prompt.")
-    min_score: float = Field(0.0, ge=0, le=1, description="Passages below this cosine similarity are left out.")
+    min_score: float = Field(
+        0.0, ge=0, le=1,
+        description="Passages below this cosine similarity are left out, unless they hold most of the weight of the question's words.",
+    )
+    hybrid: bool | None = Field(None, description="Whether words find passages too; without it as `[retrieval]` of tidegate.toml says.")
+    rerank: str = Field("", description="The reranker: features, onnx, http, engine or off; empty: as `[retrieval]` says.")
+    compress: bool | None = Field(
+        None, description="Whether sentences that do not bear on the question stay out of the prompt; without it as `[retrieval]` says."
+    )
     tags_from: dict[str, str] = Field(default_factory=dict, description="Tag name to input field: only passages with that tag value are searched.")
 
 
@@ -264,6 +273,8 @@ def _manifest(file: Path) -> Manifest:
     for stage in [*manifest.stages, *(trigger.stage for trigger in manifest.triggers)]:
         if stage not in known:
             raise SettingsError(f"{file}: there is no stage {stage!r}.", hint=nearest(stage, known))
+    if (rerank := manifest.retrieve.rerank) and rerank not in known_rerankers():
+        raise SettingsError(f"{file}: there is no reranker {rerank!r}.", hint=nearest(rerank, known_rerankers()))
     for name, path, hint in (
         ("guard.terms_file", Path(manifest.guard.terms_file), "; terms for all answers belong into [guard] of tidegate.toml"),
         ("faq.file", Path(manifest.faq.file), ""),

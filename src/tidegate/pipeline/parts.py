@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from tidegate.admission.gate import Gate
 from tidegate.core.ask import Ask
 from tidegate.core.ports import Engine, TokenCounter
-from tidegate.core.search import Filter, Found
+from tidegate.core.search import Filter
 from tidegate.engines.cause import Cause
 from tidegate.pipeline.control import Ban
+from tidegate.retrieval.search import Searched, Steps
 
 if TYPE_CHECKING:
     from tidegate.pipeline.retry import Retries
@@ -42,7 +43,7 @@ class Engines(Protocol):
 class Searcher(Protocol):
     """Finds passages. Raises StoreDown."""
 
-    async def find(self, question: str, *, k: int, wanted: Filter, collection: str) -> Found: ...
+    async def find(self, question: str, *, k: int, wanted: Filter, collection: str, steps: Steps, ask: Ask) -> Searched: ...
 
 
 @dataclass(frozen=True, slots=True)

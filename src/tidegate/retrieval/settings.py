@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from tidegate.core.settings import Section
 
@@ -31,8 +31,33 @@ class RetrievalSettings(Section):
 
     collection: str = Field("default", min_length=1, description="Collection that is searched where a capability names none.")
     k: int = Field(4, ge=1, le=100, description="Passages found for a question where a capability names no number.")
+    hybrid: bool = Field(True, description="Passages are also found by their words (BM25), and both orders are fused; false: by vectors alone.")
+    candidates: int = Field(
+        30, ge=1, le=200, description="Passages that are looked for by vectors, and as many by words, before the best of both are chosen."
+    )
+    rerank: str = Field(
+        "features",
+        description="What looks at the candidates a second time: the name of a file in retrieval/rerankers (features, onnx, http, engine), or off.",
+    )
+    rerank_share: float = Field(
+        0.5, gt=0, lt=1, description="Most of a search's time left that the second look may take; one that is slower, or fails, changes nothing."
+    )
+    rerank_url: str = Field("", description='With rerank = "http": the whole address, with its path (http://gpu-1.internal:8080/rerank).')
+    rerank_api_key: SecretStr | None = Field(None, description="Sent to that address as a bearer token.")
+    rerank_model: str = Field(
+        "", description="The model that is named there; with rerank = \"engine\" the public name of the model that judges (empty: the default)."
+    )
+    rerank_folder: Path | None = Field(
+        None, description='With rerank = "onnx": the folder of a cross-encoder, with model.onnx and tokenizer.json.'
+    )
+    compress: bool = Field(
+        False, description="Sentences of a passage that do not bear on the question are left out of the prompt; citations keep the whole passage."
+    )
     max_file_mib: int = Field(64, ge=1, le=4096, description="Largest file that is ingested, in MiB; a larger one is refused.")
     max_pages: int = Field(2000, ge=1, description="Most pages of a file that is ingested.")
+    keep_files: bool = Field(
+        True, description="Keep the original bytes of PDF documents in the database, so that a passage can be shown where it stands on its page."
+    )
     load_seconds: float = Field(120.0, gt=0, description="Seconds that reading one file may take; a slower one is refused.")
     load_memory_mib: int = Field(1024, ge=256, description="Memory (address space) of the process that reads files, in MiB.")
     ingest_workers: int = Field(
@@ -49,6 +74,3 @@ class RetrievalSettings(Section):
     )
     passage_tokens: int = Field(280, ge=32, le=448, description="Most tokens of a passage; a change re-reads all documents.")
     passage_overlap: float = Field(0.12, ge=0, le=0.5, description="Share of a passage that the next one of its section repeats.")
-    keep_files: bool = Field(
-        True, description="Keep the original bytes of PDF documents in the database, so that a passage can be shown where it stands on its page."
-    )

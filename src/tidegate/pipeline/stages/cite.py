@@ -17,7 +17,8 @@ class CiteStage:
     """Text in, `answer` and `citations` out, checked by the output contract.
 
     A passage is `quoted` where the model marked it with [n], or where it holds at least half of the answer's rarer words and figures
-    (lexical support; AUROC about 0.78 on RAGTruth by others' figures). The rest were read but are not claimed as sources.
+    (lexical support; AUROC about 0.78 on RAGTruth by others' figures). The rest were read but are not claimed as sources. A citation has the whole
+    passage, with its place on the page, also where the prompt showed a part of it.
     """
 
     name = "cite"
@@ -37,7 +38,7 @@ class CiteStage:
 
 
 def _supports(words: set[str], passage: Passage) -> bool:
-    text = passage.text.casefold()
+    text = (passage.shown or passage.text).casefold()  # an answer does not rest on what its prompt did not show
     return bool(words) and sum(word in text for word in words) * 2 >= len(words)
 
 

@@ -31,7 +31,7 @@ class PromptStage:
             self._params["response_format"] = {"type": "json_schema", "json_schema": schema}
 
     async def __call__(self, ask: Ask) -> None:
-        passages = [{"n": n, "title": p.title, "page": p.page, "text": p.text} for n, p in enumerate(ask.passages, 1)]
+        passages = [{"n": n, "title": p.title, "page": p.page, "text": p.shown or p.text} for n, p in enumerate(ask.passages, 1)]
         rung = ask.landing.rung if ask.landing is not None else FULL
         context = self._template.new_context({
             "input": ask.input, "passages": passages, "rung": rung, "searched": bool(ask.flight.index_version),
