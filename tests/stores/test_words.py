@@ -222,7 +222,7 @@ async def test_an_edit_changes_the_words_of_what_it_changed_only(postgres: Postg
 
 
 async def test_writers_at_the_same_time_count_every_word(postgres: Postgres) -> None:
-    """Twelve documents of the same words, and four of them once more: as many passages as there are."""
+    """The first twelve writes of a new collection, four of them of documents that another one writes: as many passages as there are."""
     await asyncio.gather(*(put(postgres, f"{at % 8}", "red blue", "green red") for at in range(12)))
     found, scores = await by_words(postgres, "red", 99)
     expected = bm25(["red"], {f"{at}{text}": text.split() for at in range(8) for text in ("red blue", "green red")})

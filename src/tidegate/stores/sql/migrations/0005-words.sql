@@ -26,3 +26,21 @@ CREATE TABLE IF NOT EXISTS tidegate.words (
     term bigint PRIMARY KEY,
     passages bigint NOT NULL
 ) WITH (fillfactor = 70);
+
+-- As in 0004-search, but the second look reads the catalogue: a name that was not there before the lock was waited for is remembered as missing, and
+-- two documents that came first into one collection at the same time broke each other's writing.
+CREATE OR REPLACE FUNCTION tidegate.passages_partition(wanted text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    part text := 'passages_' || substr(md5(wanted), 1, 16);
+BEGIN
+    IF to_regclass('tidegate.' || part) IS NULL THEN
+        PERFORM pg_advisory_xact_lock(hashtextextended('tidegate partition ' || wanted, 0));
+        IF NOT EXISTS (SELECT FROM pg_class WHERE relname = part AND relnamespace = 'tidegate'::regnamespace) THEN
+            EXECUTE format('CREATE TABLE tidegate.%I (LIKE tidegate.passages INCLUDING ALL)', part);
+            EXECUTE format('ALTER TABLE tidegate.%I ADD FOREIGN KEY (document_id) REFERENCES tidegate.documents ON DELETE CASCADE', part);
+            EXECUTE format('COMMENT ON TABLE tidegate.%I IS %L', part, wanted);
+            EXECUTE format('ALTER TABLE tidegate.passages ATTACH PARTITION tidegate.%I FOR VALUES IN (%L)', part, wanted);
+        END IF;
+    END IF;
+    RETURN part;
+END $$;
