@@ -30,8 +30,8 @@ class Flow:
     """A tenant in a class. Tags are virtual cost. Of what waits, is booked, and is booked for `soon`: slot time in ns, and cost."""
 
     __slots__ = (
-        "booked_ns", "costs", "debt", "finish", "items", "key", "running", "soon_cost", "soon_ns", "start", "times", "version", "waiting_cost",
-        "waiting_ns", "weight",
+        "booked_ns", "costs", "debt", "finish", "items", "key", "running", "soon", "soon_cost", "soon_ns", "start", "times", "version",
+        "waiting_cost", "waiting_ns", "weight",
     )  # fmt: skip
 
     def __init__(self, key: FlowKey, weight: float) -> None:
@@ -44,7 +44,7 @@ class Flow:
         self.costs: list[float] = []  # their costs
         self.waiting_ns = self.booked_ns = self.soon_ns = 0
         self.waiting_cost = self.soon_cost = 0.0
-        self.running = 0
+        self.running = self.soon = 0
 
 
 class Item:
@@ -64,7 +64,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.flows: dict[FlowKey, Flow] = {}
-        #: Flows with anything that waits or is booked.
+        #: Flows with anything that waits or is booked for soon.
         self.busy: dict[FlowKey, Flow] = {}
         self.waiting = 0
         self.waiting_ns = self.soon_ns = 0  # slot time of all flows: what waits, is booked for soon
@@ -174,33 +174,44 @@ class Queue:
 
     def rivals_ns(self, flow: Flow, ahead_cost: float, soon: float = 0.0) -> tuple[float, float]:
         """Slot time of the other flows that is served before the flow has been served `ahead_cost`: of what waits; and, where the share `soon` of
-        what is booked for soon (the flow's own too) comes beside it, of both. Fluid (each flow's share at every instant), as in generalised
-        processor sharing."""
+        what is booked for soon (the flow's own too) comes beside it, of both. Each flow's share at every instant, as in generalised processor
+        sharing, and one item more: what has begun is served whole. Among many flows with little each, that one is all there is."""
         busy = self.busy
         if len(busy) < 2 and (not busy or flow.key in busy):
             return 0.0, 0.0
         virtual = self.virtual
-        until = self.tag(flow) + ahead_cost / flow.weight
-        later = soon * flow.soon_cost / flow.weight
+        weight = flow.weight
+        until = (flow.start if flow.version else flow.finish if flow.finish > virtual else virtual) + ahead_cost / weight
+        until_soon = until + soon * flow.soon_cost / weight
         looked = looked_soon = before = before_soon = 0.0
         for other in islice(busy.values(), LOOK_AT):
             if other is flow:
                 continue
-            weight = other.weight
-            time_ns = other.waiting_ns
-            cost = other.waiting_cost
-            gets = (until - (other.start if other.version else other.finish if other.finish > virtual else virtual)) * weight
-            if time_ns:
+            if time_ns := other.waiting_ns:
+                start = other.start
                 looked += time_ns
-                if gets > 0.0:
+                gets = (until - start) * other.weight
+                cost = other.waiting_cost
+                item = other.costs[0]
+                if gets >= 0.0:
+                    gets += item
                     before += time_ns if cost <= gets else time_ns * gets / cost
-            if soon:
-                gets += later * weight
-                with_soon = time_ns + soon * other.soon_ns
-                looked_soon += with_soon
-                if gets > 0.0:
-                    cost += soon * other.soon_cost
-                    before_soon += with_soon if cost <= gets else with_soon * gets / cost
+                if soon:
+                    soon_ns = time_ns + soon * other.soon_ns
+                    looked_soon += soon_ns
+                    gets = (until_soon - start) * other.weight
+                    if gets >= 0.0:
+                        gets += item
+                        cost += soon * other.soon_cost
+                        before_soon += soon_ns if cost <= gets else soon_ns * gets / cost
+            elif soon and (soon_ns := other.soon_ns):
+                soon_ns *= soon
+                looked_soon += soon_ns
+                gets = (until_soon - (other.finish if other.finish > virtual else virtual)) * other.weight
+                if gets >= 0.0:
+                    cost = soon * other.soon_cost
+                    gets += other.soon_cost / other.soon
+                    before_soon += soon_ns if cost <= gets else soon_ns * gets / cost
         if len(busy) > LOOK_AT:
             rest = self.waiting_ns - flow.waiting_ns
             before *= rest / looked if looked else 0.0
@@ -215,16 +226,19 @@ class Queue:
     def booked(self, flow: Flow, slot_ns: int) -> None:
         """A place was booked for the flow, or is no longer, where negative."""
         flow.booked_ns += slot_ns
-        if flow.booked_ns or flow.items:
-            self.busy[flow.key] = flow
-        else:
-            self.busy.pop(flow.key, None)
 
     def due_soon(self, flow: Flow, cost: float, slot_ns: int) -> None:
         """A booked place will be due soon, or no longer is one, where negative."""
         flow.soon_ns += slot_ns
-        flow.soon_cost = flow.soon_cost + cost if flow.soon_ns else 0.0  # what is left is rounding
+        flow.soon += 1 if slot_ns > 0 else -1
         self.soon_ns += slot_ns
+        if flow.soon_ns:
+            flow.soon_cost += cost
+            self.busy[flow.key] = flow
+        else:
+            flow.soon_cost = 0.0  # what is left is rounding
+            if not flow.items:
+                self.busy.pop(flow.key, None)
 
     # --
 
@@ -244,7 +258,7 @@ class Queue:
         if not flow.items:
             flow.version = 0
             flow.waiting_cost = 0.0  # what is left is rounding
-            if not flow.booked_ns:
+            if not flow.soon_ns:
                 del self.busy[flow.key]
 
     def _forget(self) -> None:
