@@ -53,6 +53,16 @@ def test_where_measurements_disagree_there_is_doubt() -> None:
     assert times.doubt == pytest.approx(2.0)
 
 
+def test_a_lane_that_was_hardly_ever_full_will_be_slower() -> None:
+    """Requests that ran beside few say 1 ms for a cost of 1, and the engines' speeds 4 ms where all slots are taken: places are booked by those."""
+    times = ServiceTimes()
+    for _ in range(200):
+        cost = cost_of(500, 100, ANSWER_COST)
+        times.learn(500, 100, ANSWER_COST, 4e6, int(cost * 1e6), int(cost * 3e6), 0, False)
+    assert times.pace_ns == pytest.approx(2e6)
+    assert times.pace_ns * times.doubt == pytest.approx(4e6)
+
+
 def test_what_an_answer_costs_may_change_without_a_change_of_the_forecast() -> None:
     """Slot times are those that were measured, whatever a token of the answer is said to cost."""
     times = ServiceTimes()

@@ -7,7 +7,8 @@ of its sort, and that with those of the lane.
 
 How long a slot is held is cost times **pace**. An engine works on many requests together: a short prompt waits inside it for long ones to be read, so
 the time of one request says as much about the others. Three measurements tell the pace of a full lane: its throughput (slots times the time between
-two ends, by what ended), the shares that those had of it behind whom nobody could begin, and the speeds of its engines. Where the mix of requests
+two ends, by what ended), the shares that those had of it behind whom nobody could begin, and the speeds of its engines. A lane that was hardly ever
+full has the times of all its requests in place of the first two, and the speeds say how much slower it will be. Where the mix of requests
 changes they differ, and the truth lies between them: the pace is their geometric mean, and how far the slowest is from it is the **doubt**, a factor
 of at least 1. Newcomers have its benefit; booked places are laid out with it against them.
 
@@ -87,13 +88,14 @@ class ServiceTimes:
             self._tell_pace(answer_cost, engine_ns)
 
     def _tell_pace(self, answer_cost: float, engine_ns: float) -> None:
-        if self._last.count < _ENOUGH:
-            if self._all.count:  # it was hardly ever full
-                self.pace_ns = self._all.pace_ns(answer_cost)
+        if self._last.count >= _ENOUGH:
+            measured = [self._last.pace_ns(answer_cost)]
+            if self._full.count >= _ENOUGH:
+                measured.append(self._full.pace_ns(answer_cost))
+        elif self._all.count:  # it was hardly ever full: fewer run together than will, so this one is too fast
+            measured = [self._all.pace_ns(answer_cost)]
+        else:
             return
-        measured = [self._last.pace_ns(answer_cost)]
-        if self._full.count >= _ENOUGH:
-            measured.append(self._full.pace_ns(answer_cost))
         if engine_ns:
             measured.append(engine_ns)
         self.pace_ns = pace_ns = math.prod(measured) ** (1 / len(measured))
