@@ -209,7 +209,7 @@ class Lane:
             if (booking := bookings.claim(place.who, place.request, place.cost, now_ns)) is not None:
                 place.booked = True
                 order = int(self._aging * min(booking.due_ns, now_ns))  # booked places among each other: by their instant
-            if not queue.waiting and self.has_room():
+            if not queue.waiting and self.running < self.slots and self._may_read():
                 queue.charge(flow, place.cost)
                 self._start(place, now_ns)
                 return place
@@ -330,7 +330,7 @@ class Lane:
 
     def _dispatch(self, now_ns: int) -> None:
         queue = self.queue
-        while queue.waiting and (self.has_room() or not self.slots):
+        while queue.waiting and ((self.running < self.slots and self._may_read()) or not self.slots):
             place = queue.pop()
             assert isinstance(place, Place), "what waits is a place"
             if place.deadline_ns and place.deadline_ns <= now_ns:
@@ -357,8 +357,8 @@ class Lane:
             place._unread = speeds.begin(place._prompt_tokens)
         place.flow.running += 1
         self.running += 1
-        place._took_last = not self.has_room()
-        if place._took_last:
+        place._took_last = took_last = self.running >= self.slots or not self._may_read()
+        if took_last:
             self._moved_ns = now_ns
         if not place.booked:
             self._newcomers_ns += place.slot_ns
@@ -377,17 +377,25 @@ class Lane:
     def _forecast_ns(self, place: Place, ahead: tuple[int, float], first: tuple[float, float]) -> tuple[int, int]:
         """The wait of a place behind this slot time and cost of its flow's own; and its wait if all that is booked for soon came before it. A
         newcomer is admitted by the second, so that those who come back as told do not wait for it."""
-        flow, queue = place.flow, self.queue
+        flow, queue, slots = place.flow, self.queue, self.slots
+        ahead_ns, ahead_cost = ahead
+        behind, least = first
         if not queue.soon_ns or place.booked:
-            wait = self._wait_ns(ahead[0] + queue.rivals_ns(flow, ahead[1])[0], first)
+            wait = behind + (ahead_ns + queue.rivals_ns(flow, ahead_cost)[0]) / slots
+            wait = int(wait if wait > least else least)
             return wait, wait
         claimed = self.bookings.claimed
-        before, before_soon = queue.rivals_ns(flow, ahead[1], claimed)
-        wait = self._wait_ns(ahead[0] + before, first)
+        before, before_soon = queue.rivals_ns(flow, ahead_cost, claimed)
+        wait = behind + (ahead_ns + before) / slots
+        if wait < least:
+            wait = least
+        with_booked = behind + (ahead_ns + claimed * flow.soon_ns + before_soon) / slots
         # Booked places that become due while it waits come before it, as long as its own work has not aged away: a part of the slots is theirs.
-        part = min(0.99, claimed * queue.soon_ns / (self.slots * self._bound_ns))
-        forecast = int(min(wait / (1.0 - part), wait + part * place.slot_ns / self._aging))
-        return forecast, self._wait_ns(ahead[0] + claimed * flow.soon_ns + before_soon, first)
+        part = claimed * queue.soon_ns / (slots * self._bound_ns)
+        if part > 0.99:
+            part = 0.99
+        stretched, pushed = wait / (1.0 - part), wait + part * place.slot_ns / self._aging
+        return int(stretched if stretched < pushed else pushed), int(with_booked if with_booked > least else least)
 
     def _wait_ns(self, ahead_ns: float, first: tuple[float, float]) -> int:
         """The wait behind so much slot time; `first`: see `_first`."""
@@ -397,8 +405,9 @@ class Lane:
 
     def _first(self, now_ns: int) -> tuple[float, float]:
         """The wait behind nobody, and the least of all. Only where something runs."""
-        running, predicted_ns = self.running, self._predicted_ns
-        return first_ns(self.slots, running, predicted_ns / running, self._left(now_ns))
+        running, slots, predicted_ns, speeds = self.running, self.slots, self._predicted_ns, self.speeds
+        speeds.pass_time(now_ns, running, slots)
+        return first_ns(slots, running, predicted_ns / running, left_ns(predicted_ns, (running * speeds.share_ns - self._share_ns) * slots))
 
     def _left(self, now_ns: int) -> int:
         """Slot time of the running that is left."""
