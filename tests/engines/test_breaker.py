@@ -82,6 +82,17 @@ def test_probes_are_few_and_must_all_end_well() -> None:
     assert str(breaker.state) == "closed"
 
 
+def test_a_probe_that_passed_in_an_earlier_trial_counts_no_more() -> None:
+    """One of two ended well, then one badly: when it is tried again, two must end well anew."""
+    breaker = opened()
+    end_all(breaker, [True, False], 5 * S)
+    assert str(breaker.state) == "open"
+    end_all(breaker, [True], 15 * S)
+    assert str(breaker.state) == "half_open"
+    end_all(breaker, [True], 15 * S)
+    assert str(breaker.state) == "closed"
+
+
 def test_the_time_that_it_is_open_grows_to_a_bound_and_is_forgotten() -> None:
     """An instance that flaps is asked ever more rarely; one that was well for long begins anew."""
     breaker = opened()
