@@ -84,6 +84,61 @@ def test_a_sentence_between_two_tables_parts_them() -> None:
     assert found == [[line.split() for line in table]] * 2
 
 
+TWICE = (
+    "                      June 30, 2023      ",
+    "                  Cost      Fair value   ",
+    "Bonds           $    7      $    8       ",
+    "Shares               5           4       ",
+    "Total           $   12      $   12       ",
+    "                     June 30, 2022       ",
+    "                  Cost      Fair value   ",
+    "Bonds           $    1      $    2       ",
+    "Shares               3           3       ",
+    "Total           $    4      $    5       ",
+)
+
+
+def rule(first: int, last: int, line: int) -> tuple[float, float, float]:
+    """A rule below a line of the page, from one column of the text to another."""
+    return first * LETTER, last * LETTER, 100 + 14 * line + LINE + 1
+
+
+def test_a_second_header_begins_a_second_table() -> None:
+    """Figures of another year never stand under the first year's header, though no more than a line of white parts the two."""
+    rules = [rule(16, 40, at) for at in (0, 5)] + [rule(first, last, at) for first, last in ((16, 23), (28, 40)) for at in (1, 6)]
+    upper, lower = aligned.find(page(*TWICE), rules)
+    assert upper.markdown().split("\n")[0] == "| June 30, 2023 | Cost | Fair value |"
+    assert upper.grid()[2:] == [["Bonds", "$ 7", "$ 8"], ["Shares", "5", "4"], ["Total", "$ 12", "$ 12"]]
+    assert lower.markdown().split("\n")[0] == "| June 30, 2022 | Cost | Fair value |"
+    assert lower.grid()[2:] == [["Bonds", "$ 1", "$ 2"], ["Shares", "3", "3"], ["Total", "$ 4", "$ 5"]]
+
+
+def test_the_rule_below_a_name_says_which_columns_it_names() -> None:
+    """A name over four of five columns, set nearer to one of them; and one whose first line stands alone. Rules are drawn in pieces."""
+    words = page(
+        "                   2022                   2023                   ",
+        "                  Gross      Paid     Open     Held     Gross    ",
+        "                 Amount                                 Amount   ",
+        "Bonds                 1         2        3        4         5    ",
+        "Shares                6         7        8        9        10    ",
+        "Total                 7         9       11       13        15    ",
+    )
+    pieces = [rule(28, 40, 0), rule(40, 62, 0)]
+    names = [rule(first, first + 7, 2) for first in (17, 28, 36, 45, 55)]
+    (table,) = aligned.find(words, [rule(17, 24, 0), *pieces, *names])
+    assert table.markdown().split("\n")[0] == "|  | 2022 > Gross Amount | 2023 > Paid | 2023 > Open | 2023 > Held | 2023 > Gross Amount |"
+
+
+def test_a_name_stands_above_the_name_of_a_group() -> None:
+    """The only column of figures keeps its name, though "Fiscal year:" stands between the two; the sign at its other edge is its figures'."""
+    rows = ["                                           Commitments  ", "Fiscal year:                                            ",
+            "2024            $                                8,439  ", "2025                                             3,960  ",
+            "2026            $                               12,399  "]  # fmt: skip
+    ((name, _, *lines),) = [table.markdown().split("\n") for table in aligned.find(page(*rows))]
+    assert name == "|  | Commitments |"
+    assert lines == ["| Fiscal year: |  |", "| 2024 | $ 8,439 |", "| 2025 | 3,960 |", "| 2026 | $ 12,399 |"]
+
+
 PROSE = ("the policy covers damage by water that", "comes out of pipes inside the house and", "no other water, unless it says so in a")
 
 

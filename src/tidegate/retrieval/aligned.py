@@ -44,7 +44,6 @@ class Row(msgspec.Struct):
     segments: list[Segment]
     top: float
     bottom: float
-    header: bool = False
 
     @property
     def x0(self) -> float:
@@ -59,8 +58,8 @@ class Row(msgspec.Struct):
 SEGMENT_GAP = 0.8
 #: Wider ones are never those of justified text.
 WIDE_GAP = 1.5
-#: A currency's sign may stand so far from its figure, in shares of the font's size.
-SIGN_GAP = 8.0
+#: A currency's sign may stand so far from its figure, in shares of the font's size: at the other edge of a wide column.
+SIGN_GAP = 20.0
 #: A strip of white between columns, in points and in shares of the font's size.
 STRIP_GAP = 0.12
 #: Rows of a table at least; one with fewer is read as lines.
@@ -79,6 +78,10 @@ CROSSING_SHARE = 0.12
 MAX_WORDS = 20_000
 #: A longer text over several columns is a sentence, not the name of a group.
 ACROSS_CHARS = 60
+#: Pieces of a rule this near to each other are one; those of two columns are further apart. In points.
+RULE_GAP = 1.5
+#: A header's rule stands so far below it at most, in line heights.
+RULE_BELOW = 0.7
 #: Mean characters of a cell that is running text.
 PROSE_CHARS = 45
 _ENUMERATION = re.compile(
@@ -222,8 +225,10 @@ def _tables(block: list[Row], rows: Sequence[Row], rules: Sequence[Rule], page: 
     if len(columns) < 2:
         return
     across = next((at for at, row in enumerate(block) if _is_across(row, columns)), None)
-    if across is not None:  # a sentence between two tables
-        for part in (block[:across], block[across + 1 :]):
+    again = _second_header(block, rules) if across is None else None
+    if across is not None or again is not None:  # a sentence between two tables, or the header of another one
+        parts = (block[:across], block[across + 1 :]) if across is not None else (block[:again], block[again:])
+        for part in parts:
             for run in _trimmed(part):
                 yield from _tables(run, rows, rules, page)
         return
@@ -247,6 +252,47 @@ def _is_across(row: Row, columns: Sequence[tuple[float, float]]) -> bool:
         return len(row.segments[0].text) > ACROSS_CHARS and _span(row.segments[0], columns)[1] > 0
     spans = [_span(segment, columns) for segment in row.segments if len(segment.text) > ACROSS_CHARS]
     return any(2 * (last - first) >= len(columns) for first, last in spans) and not any(is_figure(segment.text) for segment in row.segments)
+
+
+def _second_header(block: Sequence[Row], rules: Sequence[Rule]) -> int | None:
+    """Where rows that name columns follow rows of figures: another table begins, though nothing parts the two. Such a row has neither a label
+    nor a figure, and a rule below one of its names."""
+    figures = [row for row in block if _has_figures(row)]
+    labels = [row.segments[0].x1 for row in figures if not is_figure(row.segments[0].text)]
+    if not labels:
+        return None
+    edge, left = statistics.median(labels), min(row.segments[1].x0 for row in figures)
+    names = [row.x0 > edge and all(_names(segment, left) for segment in row.segments) for row in block]
+    begun = False
+    for at, row in enumerate(block):
+        begun = begun or _has_figures(row)
+        if not (begun and names[at]):
+            continue
+        below = [rule for rule in _whole_rules(rules, row.bottom, RULE_BELOW * (row.bottom - row.top)) if rule[0] > edge]
+        if any(x0 <= (segment.x0 + segment.x1) / 2 <= x1 for segment in row.segments for x0, x1, _ in below):
+            return next(first for first in range(at, 0, -1) if not names[first - 1])
+    return None
+
+
+def _names(segment: Segment, left: float) -> bool:
+    """Whether it may be the name of a column of figures, which begin at `left`."""
+    return (segment.x0 + segment.x1) / 2 >= left and (is_year(segment.text) or not is_figure(segment.text))
+
+
+def _has_figures(row: Row) -> bool:
+    return any(is_figure(segment.text) and not is_year(segment.text) for segment in row.segments[1:])
+
+
+def _whole_rules(rules: Sequence[Rule], top: float, height: float) -> list[Rule]:
+    """Rules that begin at `top` or up to `height` below it, each drawn in pieces as one. From top to bottom."""
+    whole: list[Rule] = []
+    for x0, x1, y in sorted((rule for rule in rules if top - 3 < rule[2] < top + height), key=lambda rule: (round(rule[2]), rule[0])):
+        last = whole[-1] if whole else None
+        if last and round(last[2]) == round(y) and x0 - last[1] <= RULE_GAP:
+            whole[-1] = (last[0], max(last[1], x1), last[2])
+        else:
+            whole.append((x0, x1, y))
+    return whole
 
 
 def _columns(block: Sequence[Row]) -> list[tuple[float, float]]:
@@ -312,22 +358,38 @@ def _take_header(block: list[Row], rows: Sequence[Row], columns: Sequence[tuple[
     """Rows just above that stand over the later columns name them; so does a segment over the first beside them."""
     at = next(n for n, row in enumerate(rows) if row is block[0])
     left, right = columns[1][0] - HEADER_ASIDE, columns[-1][1] + HEADER_ASIDE
+    groups: list[Row] = []  # names of groups, which may stand between a header and the first row
     while at > 0:
         row = rows[at - 1]
-        over = [segment for segment in row.segments if segment.x0 >= left]
-        stub = [segment for segment in row.segments if segment.x0 < left]
-        if block[0].top - row.bottom > 1.5 * (row.bottom - row.top) or not over or over[-1].x1 > right:
+        over = [segment for segment in row.segments if segment.x0 >= left or _is_over(segment, columns)]
+        stub = [segment for segment in row.segments if segment not in over]
+        if (groups or block)[0].top - row.bottom > 1.5 * (row.bottom - row.top) or (over and over[-1].x1 > right) or _has_figures(row):
             return
-        if len(stub) > 1 or (stub and stub[0].x1 > columns[1][0]) or (len(row.segments) == 1 and _is_title(row, columns)):
+        if len(stub) > 1 or (stub and stub[0].x1 > columns[1][0]) or (len(row.segments) == 1 and _is_title(row, block[0], columns)):
             return
-        block.insert(0, row)
+        if over:
+            block[:0] = [row, *groups]
+            groups = []
+        elif groups or not _has_figures(block[0]):
+            return
+        else:
+            groups = [row]
         at -= 1
 
 
-def _is_title(row: Row, columns: Sequence[tuple[float, float]]) -> bool:
-    """Centred over the whole table."""
+def _is_over(segment: Segment, columns: Sequence[tuple[float, float]]) -> bool:
+    """Whether it begins to the left of the figures because it stands over several columns of them."""
+    first, last = _span(segment, columns)
+    return segment.x0 > columns[0][1] and 0 < first < last
+
+
+def _is_title(row: Row, below: Row, columns: Sequence[tuple[float, float]]) -> bool:
+    """Centred over the whole table, and not the first line of a name of a column."""
     left, right = columns[0][0], columns[-1][1]
-    return abs((row.x0 + row.x1) / 2 - (left + right) / 2) < 0.05 * (right - left)
+    goes_on = below.top - row.bottom < 0.5 * (row.bottom - row.top) and any(
+        segment.x0 - 2 <= row.x0 and row.x1 <= segment.x1 + 2 for segment in below.segments[-len(columns) + 1 :]
+    )
+    return abs((row.x0 + row.x1) / 2 - (left + right) / 2) < 0.05 * (right - left) and not goes_on
 
 
 def _cells(block: list[Row], columns: Sequence[tuple[float, float]], rules: Sequence[Rule]) -> tuple[list[Cell], list[list[int]], int]:
@@ -350,9 +412,10 @@ def _head_cells(head: Sequence[Row], columns: Sequence[tuple[float, float]], rul
     """Lines over the same columns with nothing between them are one cell; a cell is a level below what stands over its columns, and as deep
     as what stands beside it."""
     found: list[_Head] = []
+    bottom = max((row.bottom + RULE_BELOW * (row.bottom - row.top) for row in head), default=0.0)
     for row in head:
         begun = len(found)
-        for text, first, last in _spread(row, columns):
+        for text, first, last in _spread(row, columns, _whole_rules(rules, row.bottom, bottom - row.bottom)):
             above = [other for other in found if other.first <= last and first <= other.last]
             same = above[-1] if above else None
             ruled = same and any(same.bottom - 2 < y < row.top + 2 and x0 < columns[last][1] and x1 > columns[first][0] for x0, x1, y in rules)
@@ -414,14 +477,17 @@ def _head_rows(placed: Sequence[Sequence[tuple[str, int, int]]]) -> int:
     return head
 
 
-def _spread(row: Row, columns: Sequence[tuple[float, float]]) -> list[tuple[str, int, int]]:
-    """A header's segments over the columns that they are centred over: "Three months" over its two years."""
+def _spread(row: Row, columns: Sequence[tuple[float, float]], rules: Sequence[Rule] = ()) -> list[tuple[str, int, int]]:
+    """A header's segments over the columns that they stand over: "Three months" over its two years. The rule below a segment says which;
+    where there is none, it is centred over them. `rules`: those below the row, from top to bottom."""
     spans = [_span(segment, columns, 0.3) for segment in row.segments]
     middles = [(segment.x0 + segment.x1) / 2 for segment in row.segments]
     placed = []
     for at, segment in enumerate(row.segments):
         first, last = spans[at]
-        if first > 0:
+        if (ruled := _ruled(segment, row, columns, rules)) is not None:
+            first, last = ruled
+        elif first > 0:
             nearest = [col for col, column in enumerate(columns) if col and _is_nearest((column[0] + column[1]) / 2, at, middles)]
             floor = 1 if at == 0 else max(spans[at - 1][1] + 1, min(nearest, default=1))
             ceiling = len(columns) - 1 if at + 1 == len(middles) else min(spans[at + 1][0] - 1, max(nearest, default=len(columns)))
@@ -435,6 +501,16 @@ def _spread(row: Row, columns: Sequence[tuple[float, float]]) -> list[tuple[str,
                 _, _, first, last = min(near, key=lambda option: (option[0] > min(options)[0] + 3.0, round(option[0]), option[1]))
         placed.append((segment.text, first, last))
     return placed
+
+
+def _ruled(segment: Segment, row: Row, columns: Sequence[tuple[float, float]], rules: Sequence[Rule]) -> tuple[int, int] | None:
+    """The columns over which the next rule below runs; None where there is none, or none of this segment alone."""
+    middle = (segment.x0 + segment.x1) / 2
+    x0, x1, _ = next(((x0, x1, y) for x0, x1, y in rules if x0 <= middle <= x1), (0.0, 0.0, 0.0))
+    if x0 <= columns[0][0] or any(other is not segment and x0 <= (other.x0 + other.x1) / 2 <= x1 for other in row.segments):
+        return None
+    over = [at for at, column in enumerate(columns) if at and x0 - 2 <= (column[0] + column[1]) / 2 <= x1 + 2]
+    return (over[0], over[-1]) if over else None
 
 
 def _is_nearest(x: float, at: int, middles: Sequence[float]) -> bool:

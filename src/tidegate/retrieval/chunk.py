@@ -15,7 +15,7 @@ from tidegate.retrieval.sentences import cut, split_sentences, tail
 from tidegate.retrieval.tables import around
 
 #: Raised by one when the same document gives other passages than before.
-VERSION = 4
+VERSION = 5
 
 CountTokens = Callable[[Sequence[str]], Awaitable[list[int]]]
 
