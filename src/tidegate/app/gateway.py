@@ -30,6 +30,7 @@ from tidegate.api.page.tokens import TokenFolder
 from tidegate.api.peers import Peers
 from tidegate.api.server import Door, Route
 from tidegate.app.common import Common, of_one
+from tidegate.app.parts import make_passages
 from tidegate.core import plugins
 from tidegate.core.ask import Caller
 from tidegate.core.errors import SettingsError
@@ -39,6 +40,7 @@ from tidegate.engines.fleet import Fleet
 from tidegate.engines.member import Member
 from tidegate.guard.settings import DoorSettings
 from tidegate.local.folder import DataFolder, explained, own_folder
+from tidegate.pipeline.beside import Beside
 from tidegate.pipeline.capability import Capability, load_all
 from tidegate.pipeline.control import Ban, Control
 from tidegate.pipeline.entrance import Entrance, settings_of, v1_door
@@ -48,9 +50,9 @@ from tidegate.pipeline.retry import Retries
 from tidegate.pipeline.stages.fit import fit
 from tidegate.pipeline.stages.generate import DEFAULT, GenerateStage
 from tidegate.retrieval.embedder_client import EmbedderClient
-from tidegate.retrieval.search import Search
 from tidegate.retrieval.picture import Pictures
 from tidegate.retrieval.rerank import RerankerParts, open_rerankers
+from tidegate.retrieval.search import Search
 from tidegate.settings import Settings
 from tidegate.stores.drain import Drain
 from tidegate.stores.seal import Seal
@@ -94,6 +96,7 @@ class Gateway:
         with explained(data):
             own_folder(data, 0o700)
         self.store = Postgres(settings.store)
+        self.passages = make_passages(settings)
         if nowhere := [name for name, one in settings.tenants.items() if one.isolation == "device" and not one.instances]:
             raise SettingsError(
                 f"[tenants.{nowhere[0]}] is to have an engine on a device of its own, but the gateway alone starts no engines.",
@@ -230,7 +233,11 @@ class Gateway:
         self.spool.close()
         if self.shared is not None:
             self.shared.tell()
+        if self.search is not None:
+            await self.search.close()
         await self.fleet.close()
+        if self.passages is not None:
+            await self.passages.close()
         await self.store.close()
 
     # -- wiring
@@ -238,7 +245,7 @@ class Gateway:
     def _build_door(self) -> Door:
         settings = self.settings
         limits = self.limits
-        search = Search(self.embedder, self.store, settings.retrieval) if self.embedder is not None else None
+        search = self.search = self._build_search()
         ban, generation = Ban.of(settings.guard), settings.generation
         parts = Parts(
             self.fleet, search, ban, generation.max_resumes, generation.resume_wait_s, self._retries, Counter(settings.engines), self.gate
@@ -271,6 +278,15 @@ class Gateway:
         ))
         control.include_router(self.page.router)
         return Door(self.house, hot, capabilities, control)
+
+    def _build_search(self) -> Search | None:
+        """With every reranker that the settings or a capability name. Raises SettingsError for one that cannot be had."""
+        if self.embedder is None:
+            return None
+        retrieves = [item.manifest.retrieve.rerank for item in self.capabilities.values() if "retrieve" in item.manifest.stages]
+        wanted = {self.settings.retrieval.rerank, *filter(None, retrieves)}
+        parts = RerankerParts(self.settings.retrieval, Beside(self.fleet, self.gate))
+        return Search(self.embedder, self.passages or self.store, self.settings.retrieval, open_rerankers(wanted, parts))
 
     def _capability_views(self) -> list[CapabilityView]:
         return [
