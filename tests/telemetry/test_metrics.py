@@ -85,6 +85,18 @@ def test_however_long_answers_are_each_is_counted_once(tokens: list[int], short:
     assert sum(metrics.gaps().counts) == gaps
 
 
+def test_recall_in_production_is_what_the_samples_had(flight: MakeFlight) -> None:
+    """Added up by collection, also over workers."""
+    metrics, other = Metrics(), Metrics()
+    sampled = [(1, "recall", {"collection": "c", "found": 4, "of": 5})]
+    metrics.finished(flight(decisions=sampled))
+    other.finished(flight(decisions=sampled * 2))
+    metrics.add(other.counted())
+    figures = told(metrics)
+    assert figures["tidegate_retrieval_sample_found_total", labels(collection="c")] == 12
+    assert figures["tidegate_retrieval_sample_passages_total", labels(collection="c")] == 15
+
+
 def test_steps_down_the_ladder_are_counted_by_where_they_led(flight: MakeFlight) -> None:
     """Each step once, also where another process counted it."""
     metrics, other = Metrics(), Metrics()

@@ -43,6 +43,14 @@ FOLDED = (
         "How far the forecast of the wait was off, of requests that waited for a slot: late where they waited longer than was forecast, else early.",
     ),
     Described(
+        "tidegate_retrieval_sample_found_total", "counter", ("collection",),
+        "Passages that sampled searches had had, of those in tidegate_retrieval_sample_passages_total: the share is the recall in production.",
+    ),
+    Described(
+        "tidegate_retrieval_sample_passages_total", "counter", ("collection",),
+        "Nearest passages of sampled searches, found by comparing everything.",
+    ),
+    Described(
         "tidegate_steps_down_total", "counter", ("capability", "to"), "Steps down the ladder of a capability, by the rung that they led to."
     ),
     Described(

@@ -62,6 +62,8 @@ class Exposition(Collector):
         yield _counters("tidegate_errors_total", {(code,): count for code, count in metrics.errors.items()})
         yield _histograms("tidegate_admission_forecast_error_seconds", {(side,): histogram for side, histogram in metrics.forecasts.items()})
         yield _counters("tidegate_steps_down_total", metrics.steps)
+        for at, name in enumerate(("tidegate_retrieval_sample_found_total", "tidegate_retrieval_sample_passages_total")):
+            yield _counters(name, {(collection,): counts[at] for collection, counts in metrics.recall.items()})
         yield _counters("tidegate_flights_thinned_total", {(): metrics.thinned})
         for described in READ:
             if described.name in self._readers:

@@ -72,6 +72,7 @@ class Counted(msgspec.Struct, array_like=True):
     gaps: Told
     forecasts: dict[str, Told] = {}
     steps: list[tuple[str, str, int]] = []
+    recall: dict[str, tuple[int, int]] = {}
 
 
 def _told(histogram: Histogram) -> Told:
@@ -101,12 +102,14 @@ class Metrics:
         self._gaps = Histogram(GAP_BOUNDS_S)
         self._forecasts: dict[str, Histogram] = {}
         self._steps: dict[tuple[str, ...], int] = defaultdict(int)
+        #: By collection: passages that a search had, of those that comparing everything gave.
+        self._recall: dict[str, list[int]] = {}
         self._waiting: list[FlightRecord] = []
         self._held_stamps = 0
         self._stamps: list[list[int]] = []  # of flights that wait, or waited
         self._waiting_stamps = 0
         self._capabilities, self._models = Names(capabilities), Names(models)
-        self._routes, self._part_names, self._codes = Names(), Names(), Names()
+        self._routes, self._part_names, self._codes, self._collections = Names(), Names(), Names(), Names()
 
     def alike(self) -> Metrics:
         """One that has counted nothing, and knows the same names."""
@@ -181,6 +184,12 @@ class Metrics:
         self._fold()
         return self._steps
 
+    @property
+    def recall(self) -> dict[str, list[int]]:
+        """Searches that were done a second time by comparing everything: passages that the search had had, of those that this gave, by collection."""
+        self._fold()
+        return self._recall
+
     def _fold(self) -> None:
         """Count what waits."""
         waiting, self._waiting, self._held_stamps = self._waiting, [], 0
@@ -209,6 +218,8 @@ class Metrics:
                     self._count_forecast(facts["waited_s"] - facts["forecast_s"])
                 elif what == "stepped_down":
                     self._steps[self._capabilities.label(record.capability), facts["to"]] += 1
+                elif what == "recall":
+                    self._count_recall(facts["collection"], facts["found"], facts["of"])
             if record.thinned:
                 self._thinned += 1
         for part, spent in laps.items():
@@ -229,6 +240,7 @@ class Metrics:
             (self.tokens[True], self.tokens[False]), self.errors, self.thinned, _told(self.gaps()),
             {side: _told(histogram) for side, histogram in self.forecasts.items()},
             [(capability, to, count) for (capability, to), count in self.steps.items()],
+            {collection: (found, of) for collection, (found, of) in self.recall.items()},
         )
 
     def add(self, other: Counted) -> None:
@@ -250,6 +262,8 @@ class Metrics:
             _add(self._forecasts.setdefault(side, Histogram(FORECAST_BOUNDS_S)), told)
         for capability, to, count in other.steps:
             self._steps[capability, to] += count
+        for collection, (found, of) in other.recall.items():
+            self._count_recall(collection, found, of)
 
     def _open(self, record: FlightRecord) -> Series:
         # A name that became OTHER comes here each time: to remember it would let made-up names fill the memory.
@@ -269,6 +283,11 @@ class Metrics:
     def _count_forecast(self, error_s: float) -> None:
         side = "late" if error_s > 0 else "early"
         self._forecasts.setdefault(side, Histogram(FORECAST_BOUNDS_S)).add(round(abs(error_s) * 1e9))
+
+    def _count_recall(self, collection: str, found: int, of: int) -> None:
+        counts = self._recall.setdefault(self._collections.label(collection), [0, 0])
+        counts[0] += found
+        counts[1] += of
 
     def _count_error(self, code: str) -> None:
         code = self._codes.label(code)
