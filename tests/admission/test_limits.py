@@ -186,6 +186,17 @@ def test_a_claim_of_less_than_nothing_is_no_credit_while_it_runs() -> None:
         limits.admit(KEY, 1)
 
 
+def test_a_claim_of_less_than_nothing_is_no_debt_later() -> None:
+    """What the key runs meanwhile does not make the settled count of it dearer."""
+    limits = Limits(LimitSettings(tokens_per_minute=100), clock_ns=Clock())
+    strange, plain = limits.admit(KEY, -1000), limits.admit(KEY, 10)
+    strange.settle(0)
+    plain.settle(10)
+    limits.admit(KEY, 90)
+    with pytest.raises(RateLimited):
+        limits.admit(KEY, 1)
+
+
 # -- whose limits
 
 
@@ -241,6 +252,23 @@ def test_what_one_limit_refuses_costs_the_others_nothing() -> None:
     limits.admit(KEY, 95)
 
 
+@pytest.mark.parametrize(("key", "tenant", "capability"), [(1, 2, 2), (2, 1, 2), (2, 2, 1)])
+def test_what_one_refuses_takes_no_place_of_the_others(key: int, tenant: int, capability: int) -> None:
+    """However often it asks meanwhile, one run is counted for each; when that ends, none."""
+    settings = LimitSettings(
+        concurrent=key, tenants={"tenant": Allowance(concurrent=tenant)}, capabilities={"g/c": Allowance(concurrent=capability)}
+    )
+    limits = Limits(settings, clock_ns=Clock())
+    first = limits.admit(KEY, 1, capability="g/c")
+    for _ in range(5):
+        with pytest.raises(RateLimited, match="1 requests at a time"):
+            limits.admit(KEY, 1, capability="g/c")
+    (plan,) = limits._plans.values()
+    assert [limits.book.words[seat.used] for seat in plan.seats] == [1, 1, 1]
+    first.settle(1)
+    assert [limits.book.words[seat.used] for seat in plan.seats] == [0, 0, 0]
+
+
 def test_a_refusal_names_the_wait_that_is_longest() -> None:
     """Who comes back as told passes every limit."""
     clock = Clock()
@@ -252,12 +280,33 @@ def test_a_refusal_names_the_wait_that_is_longest() -> None:
     limits.admit(KEY, 1)
 
 
+@pytest.mark.parametrize(("key", "tenant"), [(200, 100), (100, 200)])
+def test_of_two_limits_that_are_used_up_the_longer_wait_is_named(key: int, tenant: int) -> None:
+    """Whichever is looked at first: of three hundred tokens two hundred are owed where a hundred a minute are allowed."""
+    limits = Limits(LimitSettings(tokens_per_minute=key, tenants={"tenant": Allowance(tokens_per_minute=tenant)}), clock_ns=Clock())
+    limits.admit(KEY, 10).settle(300)
+    with pytest.raises(RateLimited, match="100 tokens per minute") as refused:
+        limits.admit(KEY, 10)
+    assert refused.value.retry_after_s == pytest.approx(126.0)
+
+
 def test_a_limit_that_changes_keeps_what_was_used() -> None:
     """A key whose limit is raised while it is used up does not begin with a full bucket."""
     limits = Limits(LimitSettings(), clock_ns=Clock())
     limits.admit(Caller("k", "t", requests_per_minute=1), 1)
     with pytest.raises(RateLimited):
         limits.admit(Caller("k", "t", requests_per_minute=2), 1)
+
+
+def test_a_limit_that_changes_counts_from_the_next_request() -> None:
+    """A key that was read anew with twice its limit has what is left of a minute twice as fast."""
+    clock = Clock()
+    limits = Limits(LimitSettings(), clock_ns=clock)
+    limits.admit(Caller("k", "t", requests_per_minute=1), 1)
+    clock.pass_s(31)
+    with pytest.raises(RateLimited):
+        limits.admit(Caller("k", "t", requests_per_minute=1), 1)
+    limits.admit(Caller("k", "t", requests_per_minute=2), 1)
 
 
 # -- at a time
@@ -281,6 +330,20 @@ def test_runs_at_a_time_are_bounded_and_every_end_frees_a_place() -> None:
     limits.admit(KEY, 1)
     with pytest.raises(RateLimited):
         limits.admit(KEY, 1)
+
+
+def test_the_wait_for_a_place_is_told_by_how_long_runs_take() -> None:
+    """At first a second; where runs take a hundred, about that."""
+    clock = Clock()
+    limits = Limits(LimitSettings(concurrent=1), clock_ns=clock)
+    for _ in range(80):
+        ticket = limits.admit(KEY, 1)
+        clock.pass_s(100)
+        ticket.settle(1)
+    limits.admit(KEY, 1)
+    with pytest.raises(RateLimited) as refused:
+        limits.admit(KEY, 1)
+    assert refused.value.retry_after_s == pytest.approx(100.0, rel=0.02)
 
 
 # -- money
