@@ -314,6 +314,8 @@ async def test_alone_a_machine_uses_its_share(server: ValkeyServer) -> None:
         assert one.limits.figures()["shared"] is False
         assert one.limits.figures()["means"] == "this machine uses its own share of every limit"
         assert one.limits.book.fallbacks >= 50
+        with pytest.raises(RateLimited, match="is used up: 50 requests per minute"):
+            await one.admit()
         server.start()
         await until(lambda: one.leases.up, "the way back")
         assert await one.passes()
