@@ -352,8 +352,9 @@ def watched(house: House, postgres_dsn: str, tmp_path: Path) -> Iterator[tuple[s
     try:
         yield process, url_of(tmp_path, process)
     finally:
-        for pid in workers(process):
-            os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(OSError):  # one that is on its way out
+            for pid in workers(process):
+                os.kill(pid, signal.SIGCONT)
         stop(process)
 
 
