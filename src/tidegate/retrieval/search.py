@@ -8,13 +8,14 @@ from collections.abc import Mapping
 import msgspec
 
 from tidegate.core.ask import Ask, Passage
-from tidegate.core.errors import BadRequest, SettingsError
+from tidegate.core.errors import BadRequest, OtherEmbedder, SettingsError
 from tidegate.core.plugins import nearest
 from tidegate.core.ports import Embedder, VectorStore
 from tidegate.core.search import ANY, Filter, Found, Leg
 from tidegate.core.words import words
 from tidegate.retrieval.compress import compress
 from tidegate.retrieval.diverse import choose
+from tidegate.retrieval.fuse import fuse
 from tidegate.retrieval.rerank import OFF, RerankerParts, Second, known_rerankers, open_rerankers
 from tidegate.retrieval.settings import RetrievalSettings
 
@@ -109,8 +110,14 @@ class Search:
         (vector,) = await self._embedder.embed([question], "query")
         clock.lap("embed")
         candidates = max(k, settings.candidates)
-        found = await self._store.search(collection or settings.collection, vector, candidates, wanted)
+        found = await self._store.search(
+            collection or settings.collection, vector, candidates, wanted, words=words(question) if hybrid else ()
+        )
+        if found.fingerprint not in ("", self._embedder.fingerprint):
+            raise OtherEmbedder(collection or settings.collection, found.fingerprint, self._embedder.fingerprint)
         clock.lap("store")
+        if hybrid:
+            found = fuse(found)
         passages = _strong(found, steps.min_score)
         weak = len(found.passages) - len(passages)
         passages = passages[:candidates]
