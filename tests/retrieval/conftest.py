@@ -8,13 +8,14 @@ import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from tests import waiting
 
 from tidegate.retrieval.e5_model import E5Model, Window
+from tidegate.retrieval.e5_runtimes import Runtime, missing
 from tidegate.retrieval.e5_weights import E5Weights, find_package
 from tidegate.retrieval.embedder import LocalEmbedder
 
@@ -53,10 +54,10 @@ def weights() -> E5Weights:
     return E5Weights(find_package()[0])
 
 
-@pytest.fixture(scope="session")
-def embedder(model_cache: Path) -> Iterator[LocalEmbedder]:
-    """The real embedder, in this process, as it is shipped (int8)."""
-    embedder = LocalEmbedder(model_cache)
+@pytest.fixture(scope="session", params=[runtime for runtime in get_args(Runtime) if missing(runtime) is None])
+def embedder(model_cache: Path, request: pytest.FixtureRequest) -> Iterator[LocalEmbedder]:
+    """The real embedder, in this process, as it is shipped (int8), by each runtime that is installed."""
+    embedder = LocalEmbedder(model_cache, runtime=request.param)
     yield embedder
     asyncio.run(embedder.close())
 
@@ -77,12 +78,16 @@ def run_dir() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-class StandIn:
-    """In place of E5Model: instant, and each batch waits for a permit where `held` says so. A text's vector is its length."""
+_LANES = {"query": "questions", "passage": "passages"}
 
-    def __init__(self, held: bool = False) -> None:
+
+class StandIn:
+    """In place of E5Model: instant, and each batch of the kinds that are `held` waits for a permit. A text's vector is its length."""
+
+    def __init__(self, held: Sequence[str] | bool = ()) -> None:
         self.ran: list[list[int]] = []
-        self._permits = threading.Semaphore(0 if held else 1_000_000)
+        self._held = ("query", "passage") if held is True else tuple(held or ())
+        self._permits = threading.Semaphore(0)
         #: Batches that were begun.
         self.begun = 0
 
@@ -102,7 +107,8 @@ class StandIn:
 
     def run(self, windows: Sequence[Window]) -> Any:
         self.begun += 1
-        assert self._permits.acquire(timeout=20)
+        if any(f"embedder-{lane}" == threading.current_thread().name for lane in map(_LANES.get, self._held)):
+            assert self._permits.acquire(timeout=20)
         self.ran.append([window.ids[1] for window in windows])
         rows = np.zeros((len(windows), 384), np.float32)
         rows[:, 0] = [window.ids[1] for window in windows]

@@ -26,7 +26,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Replaces the builder; counts how often it was asked."""
     built: list[int] = []
 
-    def build(weights):
+    def build(weights, precision):
         built.append(1)
         return b"a graph"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import importlib.util
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from tidegate.core.errors import LocalPartError
 from tidegate.retrieval.e5_graph import build_graph
 from tidegate.retrieval.e5_model import E5Model
+from tidegate.retrieval.e5_runtimes import missing, open_network
 from tidegate.retrieval.embedder import LocalEmbedder
 
 
@@ -68,6 +70,25 @@ async def test_a_question_is_nearest_to_its_answer_across_languages(embedder):
     asked_in_english = await embedder.embed(["When is the office closed?", "Is damage from a burst pipe insured?"], "query")
     assert (asked_in_chinese @ english.T).argmax(axis=1).tolist() == [0, 2]
     assert (asked_in_english @ chinese.T).argmax(axis=1).tolist() == [0, 2]
+
+
+@pytest.mark.skipif(missing("openvino") is not None, reason="openvino is not installed")
+async def test_vectors_of_the_runtimes_may_be_compared(model_cache, texts):
+    """They share a fingerprint: an index made by one is searched with questions of the other."""
+    one, other = (LocalEmbedder(model_cache, runtime=runtime) for runtime in ("onnxruntime", "openvino"))
+    assert one.fingerprint == other.fingerprint
+    assert cosines(await one.embed(texts, "passage"), await other.embed(texts, "passage")).min() >= 0.995
+    await one.close()
+    await other.close()
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_a_missing_runtime_is_met_with_the_way_out(monkeypatch: pytest.MonkeyPatch, runtime):
+    """Which package, and what to do."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LocalPartError, match=f"no package {runtime}") as caught:
+        open_network(b"", 1, runtime)
+    assert "pip install 'tidegate[" in caught.value.hint
 
 
 def test_a_missing_onnx_is_met_with_the_pip_line(weights, monkeypatch: pytest.MonkeyPatch):

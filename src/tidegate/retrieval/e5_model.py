@@ -1,19 +1,18 @@
-"""multilingual-e5-small (Wang et al. 2024, arXiv:2402.05672), ready to run: tokenizer, word vectors, session. Not for the event loop."""
+"""multilingual-e5-small (Wang et al. 2024, arXiv:2402.05672), ready to run: tokenizer, word vectors, network. Not for the event loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from tidegate.core.errors import LocalPartError
 from tidegate.core.ports import Vectors
 from tidegate.retrieval.e5_cache import load_graph
+from tidegate.retrieval.e5_runtimes import Runtime, open_network, precision_for
 from tidegate.retrieval.e5_tokenizer import E5Tokenizer
-from tidegate.retrieval.e5_weights import INSTALL, E5Weights, find_package, unpack
+from tidegate.retrieval.e5_weights import E5Weights, find_package, unpack
 from tidegate.retrieval.embedder_texts import WEIGHTS_SHA256
 
 
@@ -26,13 +25,13 @@ class Window(msgspec.Struct, frozen=True, gc=False):
 
 
 class E5Model:
-    """The network and its tokenizer. `encode` and `run` may be called from one thread at a time."""
+    """The network and its tokenizer. Any number of threads may call it at once."""
 
-    def __init__(self, weights: E5Weights, graph: bytes, threads: int) -> None:
-        """`graph`: a model from `build_graph`. Raises LocalPartError where the package `onnxruntime` is missing."""
+    def __init__(self, weights: E5Weights, graph: bytes, threads: int, runtime: Runtime = "onnxruntime") -> None:
+        """`graph`: a model from `build_graph`. Raises LocalPartError where the runtime's package is missing."""
         self._tokenizer = E5Tokenizer(weights.read_pieces())
         self._words = weights.q4("emb.word", weights.header.hidden)
-        self._session = _open_session(graph, threads)
+        self._network = open_network(graph, threads, runtime)
 
     def encode(self, text: str) -> list[int]:
         """Token ids without markers."""
@@ -55,8 +54,7 @@ class E5Model:
             ids[row, : len(window.ids)] = window.ids
             mask[row, : len(window.ids)] = 1
         words = unpack(self._words[ids.ravel()]).reshape(len(windows), longest, -1)
-        (mean,) = self._session.run(None, {"words": words, "mask": mask})
-        return np.asarray(mean, np.float32)
+        return self._network(words, mask)
 
 
 def batches(windows: Sequence[Window], tokens: int) -> Iterator[list[Window]]:
@@ -71,22 +69,9 @@ def batches(windows: Sequence[Window], tokens: int) -> Iterator[list[Window]]:
         yield batch
 
 
-def load_model(cache: Path, threads: int) -> E5Model:
-    """The int8 model of the installed weights, built in `cache` at the first call. Blocks for 0.3 to 2 s. Raises LocalPartError."""
+def load_model(cache: Path, threads: int, runtime: Runtime = "onnxruntime") -> E5Model:
+    """The int8 model of the installed weights, built in `cache` at the first call. Blocks for 0.4 to 3 s. Raises LocalPartError."""
     path, version = find_package()
     weights = E5Weights(path)
     weights.check(WEIGHTS_SHA256)
-    return E5Model(weights, load_graph(weights, version, cache), threads)
-
-
-def _open_session(graph: bytes, threads: int) -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise LocalPartError("The embedder cannot run: no package onnxruntime.", hint=INSTALL) from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # A thread that spins while it waits takes a core from the engine beside it.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    return E5Model(weights, load_graph(weights, version, cache, precision_for(runtime)), threads, runtime)

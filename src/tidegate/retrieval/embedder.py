@@ -1,10 +1,14 @@
-"""The embedder in this process: one thread computes, in small steps, and a question's step always goes before a passage's."""
+"""The embedder in this process: one thread computes questions, another one passages, in small steps.
+
+A question never waits for passages. The thread of the passages has a lower priority, so that where processors are short it is the one that
+waits: for questions, and for all else on the machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import functools
 import os
 import queue
 import threading
@@ -12,28 +16,32 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
 from tidegate.core.errors import StoreDown
 from tidegate.core.ports import Vectors
 from tidegate.retrieval.e5_model import E5Model, Window, batches, load_model
+from tidegate.retrieval.e5_runtimes import Runtime
 from tidegate.retrieval.embedder_texts import DIMENSIONS, FINGERPRINT, MODEL, PREFIX, TextKind, check_texts
 
 Result = TypeVar("Result")
 #: Work in steps of about one batch; its value is the result.
 Steps = Generator[None, None, Result]
 
-#: Which step goes next; within one rank everybody in turn.
-URGENT, PATIENT = 0, 1
+#: Threads that compute; in each, everybody in turn.
+Lane = Literal["questions", "passages"]
+#: Added to the niceness of the thread of passages.
+_PATIENCE = 10
+#: Counting more characters than a question may have is not urgent.
+_QUESTION_CHARS = 2_000
 #: Tokenizing this many characters takes about as long as a batch.
 _STEP_CHARS = 20_000
 
 
 class _Job(Generic[Result]):
-    def __init__(self, rank: int, steps: Steps[Result]) -> None:
-        self.rank = rank
+    def __init__(self, steps: Steps[Result]) -> None:
         self.steps = steps
         self.future: Future[Result] = Future()
 
@@ -71,43 +79,48 @@ class LocalEmbedder:
 
     def __init__(
         self, cache: Path, *, threads: int = 0, max_length: int = 512, batch_tokens: int = 512,
-        load: Callable[[Path, int], E5Model] = load_model,
+        runtime: Runtime = "onnxruntime", load: Callable[[Path, int], E5Model] | None = None,
     ) -> None:
-        """`cache`: folder for the built model. `threads` 0: half of the cores. Nothing heavy happens before `start` or the first call."""
+        """`cache`: folder for the built model. `threads`: of one step; 0: half of the cores. `load`: in place of `load_model`.
+
+        Nothing heavy happens before `start` or the first call.
+        """
         self.threads = threads or max(1, len(os.sched_getaffinity(0)) // 2)
         self._cache = cache
         self._max_length = max_length
         self._batch_tokens = batch_tokens
-        self._load = load
+        self._runtime = runtime
+        self._load = load or functools.partial(load_model, runtime=runtime)
         self._model: E5Model | None = None
         self._load_s = 0.0
         self._began_ns = time.perf_counter_ns()
         self._counted = {"query": 0, "passage": 0}
         self._calls = 0
-        self._turn = itertools.count()
-        self._queue: queue.PriorityQueue[tuple[int, int, _Job[Any] | None]] = queue.PriorityQueue()
-        self._thread: threading.Thread | None = None
+        self._queues: dict[Lane, queue.SimpleQueue[_Job[Any] | None]] = {"questions": queue.SimpleQueue(), "passages": queue.SimpleQueue()}
+        self._threads: dict[Lane, threading.Thread] = {}
         self._closed = False
 
     async def start(self) -> None:
         """Load the model, built first where it is not in the cache. Raises LocalPartError."""
-        await self._call(URGENT, self._starting())
+        await self._call("questions", self._starting())
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Unit vectors, float32 (texts, 384). Raises BadRequest for a text that is too long or not Unicode, LocalPartError."""
         check_texts(texts)
-        return await self._call(URGENT if kind == "query" else PATIENT, self._embedding(list(texts), kind))
+        return await self._call("questions" if kind == "query" else "passages", self._embedding(list(texts), kind))
 
     async def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Tokens that the model reads for each text: the prefix and the two markers included, windows not. Raises as `embed` does."""
         check_texts(texts)
-        return await self._call(URGENT, self._counting(list(texts)))
+        lane: Lane = "questions" if sum(map(len, texts)) <= _QUESTION_CHARS else "passages"
+        return await self._call(lane, self._counting(list(texts)))
 
     async def figures(self) -> dict[str, Any]:
         """Live figures for /health. `queries`, `passages`: texts since the start; `calls`: that run or wait now."""
         return {
-            "up": True, "model": self.model, "dimensions": self.dimensions, "fingerprint": self.fingerprint, "pid": os.getpid(),
-            "threads": self.threads, "max_length": self._max_length, "rss_bytes": _rss_bytes(), "load_s": round(self._load_s, 3),
+            "up": True, "model": self.model, "dimensions": self.dimensions, "fingerprint": self.fingerprint,
+            "runtime": self._runtime, "pid": os.getpid(), "threads": self.threads, "max_length": self._max_length,
+            "rss_bytes": _rss_bytes(), "load_s": round(self._load_s, 3),
             "uptime_s": (time.perf_counter_ns() - self._began_ns) // 1_000_000_000, "queries": self._counted["query"],
             "passages": self._counted["passage"], "calls": self._calls,
         }
@@ -115,34 +128,38 @@ class LocalEmbedder:
     async def close(self) -> None:
         """Stop after the running step; calls that still wait get StoreDown."""
         self._closed = True
-        if self._thread is not None:
-            self._queue.put((-1, 0, None))
-            await asyncio.to_thread(self._thread.join)
-            self._thread = None
+        for lane, thread in self._threads.items():
+            self._queues[lane].put(None)
+            await asyncio.to_thread(thread.join)
+        self._threads.clear()
 
-    async def _call(self, rank: int, steps: Steps[Result]) -> Result:
+    async def _call(self, lane: Lane, steps: Steps[Result]) -> Result:
+        if lane == "passages" and self._model is None and not self._closed:
+            await self.start()  # by the other thread: what the runtime starts has that one's priority
         if self._closed:
             raise _closed()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="embedder", daemon=True)
-            self._thread.start()
-        job = _Job(rank, steps)
-        self._queue.put((rank, next(self._turn), job))
+        if lane not in self._threads:
+            self._threads[lane] = threading.Thread(target=self._work, args=(lane,), name=f"embedder-{lane}", daemon=True)
+            self._threads[lane].start()
+        job = _Job(steps)
+        self._queues[lane].put(job)
         self._calls += 1
         try:
             return await asyncio.wrap_future(job.future)
         finally:
             self._calls -= 1
 
-    def _work(self) -> None:
-        while True:
-            rank, _, job = self._queue.get()
-            if job is None:
-                break
+    def _work(self, lane: Lane) -> None:
+        waiting = self._queues[lane]
+        if lane == "passages":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _PATIENCE)  # Linux: of the thread
+        while (job := waiting.get()) is not None and not self._closed:
             if job.advance():
-                self._queue.put((rank, next(self._turn), job))
-        while not self._queue.empty():
-            _, _, job = self._queue.get()
+                waiting.put(job)
+        left = [job]
+        while not waiting.empty():
+            left.append(waiting.get())
+        for job in left:
             if job is not None:
                 _settle(job.future.set_exception, _closed())
 

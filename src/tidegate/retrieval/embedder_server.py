@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from tidegate.core.errors import BadRequest, LocalPartError, TidegateError
+from tidegate.retrieval.e5_runtimes import Runtime
 from tidegate.retrieval.embedder import LocalEmbedder
 from tidegate.retrieval.embedder_wire import (
     CALLS,
@@ -42,13 +43,14 @@ _READ_BYTES = 1 << 18
 
 async def serve(
     socket_path: str | Path, cache_dir: Path, threads: int, ready: Callable[[], None] | None = None, *,
-    max_length: int = 512, batch_tokens: int = 512,
+    max_length: int = 512, batch_tokens: int = 512, runtime: Runtime = "onnxruntime",
 ) -> None:
     """Load the model, then serve until cancelled; the socket appears when the first call can be answered, then `ready` is called.
 
     Raises LocalPartError where the model cannot be loaded, the socket cannot be made, or another process serves on it.
     """
-    await serve_embedder(LocalEmbedder(cache_dir, threads=threads, max_length=max_length, batch_tokens=batch_tokens), socket_path, ready)
+    embedder = LocalEmbedder(cache_dir, threads=threads, max_length=max_length, batch_tokens=batch_tokens, runtime=runtime)
+    await serve_embedder(embedder, socket_path, ready)
 
 
 async def serve_embedder(embedder: LocalEmbedder, socket_path: str | Path, ready: Callable[[], None] | None = None) -> None:

@@ -17,12 +17,18 @@ class EmbedderSettings(Section):
         "child", description="`child`: one embedder process serves every worker; `in_process`: the gateway loads the model itself."
     )
     socket: Path | None = Field(None, description="Unix socket of the embedder child; when empty, run/embedder.sock in the data folder.")
-    threads: int = Field(0, ge=0, le=64, description="Threads that one embedding may use; 0 takes half of the cores, at least one.")
+    runtime: Literal["onnxruntime", "openvino"] = Field(
+        "onnxruntime", description="What computes: `onnxruntime`, or `openvino` where tidegate[openvino] is installed; their vectors may be mixed."
+    )
+    threads: int = Field(
+        0, ge=0, le=64,
+        description="Threads that one embedding may use; 0 takes half of the cores, at least one. Questions and passages are embedded at once.",
+    )
     max_length: int = Field(
         512, ge=16, le=512, description="Tokens read at once; a longer text is read in windows of this size whose vectors are averaged."
     )
     batch_tokens: int = Field(
-        512, ge=16, le=8192, description="Tokens computed at once, padding included; a question waits for one such batch of passages."
+        512, ge=16, le=8192, description="Tokens computed at once, padding included: texts of like length together."
     )
 
 
