@@ -25,12 +25,14 @@ import tidegate as tidegate_package
 import tidegate.app as app_package
 from tidegate import __version__
 from tidegate.cli import drain, main
+from tidegate.core.ask import Passage
 from tidegate.core.errors import LocalPartError, StoreDown
 from tidegate.core.flight import FlightRecord, new_flight_id
 from tidegate.core.keys import hash_key
 from tidegate.core.ports import KeyLimits, KeyRecord
-from tidegate.core.search import Filter, IndexProgress
+from tidegate.core.search import Filter, IndexProgress, IndexState, Ranking
 from tidegate.retrieval.ingest import IngestReport, Progress
+from tidegate.retrieval.search import Searched
 from tidegate.retrieval.structure import Rules
 
 BEGAN_NS = 1_700_000_000_000_000_000
@@ -237,12 +239,17 @@ def test_a_tag_without_a_value_is_refused(app: SimpleNamespace) -> None:
 
 def test_index_hands_on_its_facets(app: SimpleNamespace) -> None:
     """None where none are named: those that are there stay; an empty list drops them."""
-    async def build_indexes(settings: Any, collection: str, *, facets: Any, graph: bool | None, progress: Callable[[IndexProgress], None]) -> None:
+    async def build_indexes(
+        settings: Any, collection: str, *, facets: Any, graph: bool | None, progress: Callable[[IndexProgress], None]
+    ) -> list[IndexState]:
         app.calls.append((collection, facets, graph))
         progress(IndexProgress("x", "building", 1, 2))
+        return [IndexState("i_graph", "graph of neighbours", 5_000_000, True), IndexState("i_facet", "facet a\x07", 1_200_000, False)]
 
     app.build_indexes = build_indexes
-    assert "The indexes of c are complete." in tidegate("index", "c").output
+    assert tidegate("index", "c").stdout == (
+        "built: i_graph, graph of neighbours, 5.0 MB\nthere: i_facet, facet a·, 1.2 MB\nThe indexes of c are complete.\n"
+    )
     tidegate("index", "c", "--facet", "a", "--facet", "b", "--graph")
     tidegate("index", "c", "--no-facets", "--no-graph")
     assert app.calls == [("c", None, None), ("c", ["a", "b"], True), ("c", [], False)]
@@ -259,6 +266,48 @@ def test_explain_hands_on_its_filter(app: SimpleNamespace) -> None:
     result = tidegate("explain", "why", "-k", "3", "--collection", "c", "--tag", "a=b", "--since", "1970-01-02", "--min-confidence", "0.5")
     assert app.calls == [("why", "c", 3, Filter({"a": "b"}, 86400.0, None, 0.5))]
     assert result.output == "exact\nSort·\n"
+
+
+FOUND = Searched(
+    [Passage("p1", "motor\x1b.md", "Motor", "Seven days.\nAt once.", 0.87, page=3), Passage("p2", "home.md", "Home", "Water.", 0.5)], "9", "exact",
+    [Ranking("vector", ["p1", "p3"], [0.87, 0.6]), Ranking("words", ["p2", "p1"], [7.1, 2.0], [0.9, 0.25])],
+    reranker="features", scores=[1.5, 0.5], repeated=1, differing=[("p1", "p2")], took_ns={"embed": 6_000_000, "store": 2_000_000},
+)
+
+
+def test_search_shows_where_each_leg_had_a_passage(app: SimpleNamespace) -> None:
+    """Source, page, text, and per leg place and score; what a leg did not find it does not name. Its filter is that of explain."""
+    async def search(settings: Any, question: str, *, collection: str, k: int, wanted: Filter, rerank: str | None) -> Searched:
+        app.calls.append((question, collection, k, wanted, rerank))
+        return FOUND
+
+    app.search = search
+    shown = tidegate("search", "why", "-k", "3", "--collection", "c", "--tag", "a=b", "--until", "1970-01-02", "--superseded").stdout
+    assert app.calls == [("why", "c", 3, Filter({"a": "b"}, None, 86400.0, superseded=True), None)]
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert lines[lines.index("") + 1 :][:3] == ["1 motor·.md, page 3  Motor", "vector 1 (0.870)   words 2 (2.000, covers 0.25)   features 1.500   p1", "Seven days."]
+    assert "words 1 (7.100, covers 0.90)   features 0.500   p2" in lines
+    assert "p1 and p2 say the same with other figures." in lines
+    head = " ".join(lines[: lines.index("")])
+    for said in ("2 passages of index version 9", "in the order of features", "1 left out that repeat others", "8.00 ms (embed 6.00, store 2.00)"):
+        assert said in head
+    assert "by vector" not in shown
+
+
+def test_search_shows_the_legs_and_the_fused_order(app: SimpleNamespace) -> None:
+    """--legs lists what each leg found, also what is not shown; --no-rerank asks for no reranker; --json has it all."""
+    async def search(settings: Any, question: str, *, rerank: str | None, **_: Any) -> Searched:
+        app.calls.append(rerank)
+        return msgspec.structs.replace(FOUND, reranker="off", scores=[], why="slow")
+
+    app.search = search
+    shown = tidegate("search", "why", "--legs", "--no-rerank").stdout
+    assert app.calls == ["off"]
+    assert "not reranked: slow" in " ".join(shown.split())
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["2", "0.600", "-", "p3"] in rows
+    assert ["1", "7.100", "0.90", "2", "p2"] in rows
+    assert msgspec.json.decode(tidegate("search", "why", "--json").stdout)["legs"][1]["coverage"] == [0.9, 0.25]
 
 
 # -- keys --

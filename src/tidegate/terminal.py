@@ -15,7 +15,9 @@ from rich.text import Text
 
 from tidegate.core.chunk import CLEAN_ENDS
 from tidegate.core.flight import FlightRecord, Lap
+from tidegate.core.search import Ranking
 from tidegate.engines.conformance import Report
+from tidegate.retrieval.search import Searched
 
 #: Eighths of a cell; in a terminal without Unicode the last row of ASCII_BLOCKS.
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -211,6 +213,50 @@ def _state(engine: Mapping[str, Any], fleet: Mapping[str, Any]) -> tuple[str, st
         return f"asked to be left alone for {fleet['asked_not_before_s']} s", "yellow"
     breaker = fleet.get("breaker", "closed")
     return ("takes requests", "green") if breaker == "closed" else (f"breaker {str(breaker).replace('_', ' ')}", "bold red")
+
+
+def render_search(found: Searched, *, legs: bool) -> RenderableType:
+    """What `tidegate search` found: each passage with its text and where each leg had it; with `legs` also what each leg found."""
+    parts: list[RenderableType] = [_road(found)]
+    for n, passage in enumerate(found.passages, 1):
+        page = f", page {passage.page}" if passage.page is not None else ""
+        stands = [
+            f"{leg} {one.rank} ({one.score:.3f}{f', covers {one.coverage:.2f}' if one.coverage is not None else ''})"
+            for leg, one in found.stands(passage.id).items()
+        ]
+        if found.scores:
+            stands.append(f"{found.reranker} {found.scores[n - 1]:.3f}")
+        parts += [
+            "", Text.assemble((f"{n} ", "bold"), printable(f"{passage.document}{page}", "bold"), printable(f"  {passage.title}", "dim")),
+            Text("   ".join([*stands, passage.id]), "cyan"), *(printable(line) for line in (passage.shown or passage.text).split("\n")),
+        ]
+    for one, other in found.differing:
+        parts += ["", Text(f"{one} and {other} say the same with other figures.", "yellow")]
+    return Group(*parts, *([part for leg in found.legs for part in ("", _leg(found, leg))] if legs else []))
+
+
+def _road(found: Searched) -> Text:
+    count = len(found.passages)
+    said = [f"{count} passage{'' if count == 1 else 's'} of index version {found.index_version} ({found.way.replace('_', ' ')})"]
+    said.append(f"not reranked: {found.why}" if found.why else f"in the order of {found.reranker}" if found.scores else "not reranked")
+    if found.repeated:
+        said.append(f"{found.repeated} left out that repeat others")
+    if found.left_out:
+        said.append(f"{found.left_out} characters left out")
+    steps = ", ".join(f"{step} {ms(took)}" for step, took in found.took_ns.items())
+    return Text(f"{'; '.join(said)}; {ms(sum(found.took_ns.values()))} ms ({steps})", "dim")
+
+
+def _leg(found: Searched, leg: Ranking) -> RenderableType:
+    places = {passage.id: str(n) for n, passage in enumerate(found.passages, 1)}
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, title=f"by {leg.leg}", title_justify="left")
+    for name in (leg.leg, "score", *(["covers"] if leg.coverage else []), "shown as"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("passage", no_wrap=True)
+    for at, id in enumerate(leg.ids):
+        covers = [f"{leg.coverage[at]:.2f}"] if leg.coverage else []
+        table.add_row(str(at + 1), f"{leg.scores[at]:.3f}", *covers, places.get(id, "-"), id)
+    return table
 
 
 VERDICT_STYLES = {"pass": "green", "fail": "bold red", "not proven": "yellow", "not applicable": "dim"}

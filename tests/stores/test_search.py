@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.document import NewPassage
-from tidegate.core.errors import NotFound
+from tidegate.core.errors import BadRequest, NotFound
 from tidegate.core.search import Filter
 from tidegate.stores import passages as ways
 from tidegate.stores.migrate import migrate
@@ -159,6 +159,27 @@ async def test_the_plan_of_a_search_is_told(postgres: Postgres) -> None:
     lines = await postgres.explain("c", axis(0)[0], 3, Filter({"d": "3"}))
     assert "all that fit are compared" in lines[0]
     assert any("Index Only Scan" in line and "facet" in line for line in lines), lines
+
+
+async def test_what_indexes_a_collection_has_is_told(postgres: Postgres) -> None:
+    """By name, with their size, and which of them this build made; a second one makes none."""
+    await postgres.replace_document(a_document(collection="told", tags={"d": "1"}), texts("x"), axis(0))
+    for built in (True, False):
+        states = await postgres.build_indexes("told", facets=("d",), graph=True)
+        made = {state.what: state.built for state in states}
+        assert (made["facet d"], made["graph of neighbours"]) == (built, built)
+        assert not made["as every collection has"]
+        assert all(state.bytes > 0 for state in states)
+
+
+async def test_a_facet_that_no_passage_carries_is_refused_by_name(postgres: Postgres) -> None:
+    """A slip of the pen would build an index that nothing uses, and drop the one that is used."""
+    await postgres.replace_document(a_document(tags={"product": "1"}), texts("x"), axis(0))
+    await postgres.build_indexes("c", facets=("product",))
+    with pytest.raises(BadRequest, match="carries a tag 'prodct'") as refused:
+        await postgres.build_indexes("c", facets=("prodct",))
+    assert "'product'" in str(refused.value.hint)
+    assert any(state.what == "facet product" for state in await postgres.build_indexes("c"))
 
 
 async def test_a_collection_that_is_not_there_is_refused_by_name(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Documents and collections, for the command line: what `tidegate ingest`, `index`, `explain` and `migrate` do."""
+"""Documents and collections, for the command line: what `tidegate ingest`, `index`, `search`, `explain` and `migrate` do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 from tidegate.app.parts import open_embedder, open_passages, reach
 from tidegate.core.errors import SettingsError
 from tidegate.core.ports import Embedder, PassageStore
-from tidegate.core.search import Filter, IndexProgress
+from tidegate.core.search import Filter, IndexProgress, IndexState
 from tidegate.retrieval.ingest import Given, IngestReport, Progress
 from tidegate.retrieval.ingest import ingest as ingest_paths
+from tidegate.retrieval.search import Search, Searched
 from tidegate.retrieval.structure import Rules
 from tidegate.settings import Settings
 from tidegate.stores.migrate import migrate
@@ -46,10 +47,21 @@ async def ingest(
 
 async def build_indexes(
     settings: Settings, collection: str, *, facets: Sequence[str] | None, graph: bool | None, progress: Callable[[IndexProgress], None]
-) -> None:
-    """`tidegate index`: the indexes of a collection."""
+) -> list[IndexState]:
+    """`tidegate index`: the indexes of a collection, and what it has then."""
     async with open_passages(reach(settings)) as store:
-        await store.build_indexes(collection, facets=facets, graph=graph, progress=progress)
+        return await store.build_indexes(collection, facets=facets, graph=graph, progress=progress)
+
+
+async def search(settings: Settings, question: str, *, collection: str, k: int, wanted: Filter, rerank: str | None) -> Searched:
+    """`tidegate search`: as a request searches, but for rerankers that ask an engine. `rerank`: another one than that of the settings."""
+    reached = settings.retrieval if rerank is None else settings.retrieval.model_copy(update={"rerank": rerank})
+    async with embedder_and_passages(settings) as (embedder, store):
+        road = Search(embedder, store, reached)
+        try:
+            return await road.find(question, k=k, wanted=wanted, collection=collection)
+        finally:
+            await road.close()
 
 
 async def explain_search(settings: Settings, question: str, *, collection: str, k: int, wanted: Filter) -> list[str]:

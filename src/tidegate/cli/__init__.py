@@ -5,8 +5,8 @@ from tidegate.cli.door import main
 
 for _command in (
     running.up, running.serve, running.migrate, engines.scripted, engines.check, plan.plan, simulate.simulate, ladder.ladder, drill.drill,
-    drain.drain, ingest.ingest, collections.index, collections.explain, keys.keys, flights.flight, flights.flights, settings.show_settings,
-    settings.version,
+    drain.drain, ingest.ingest, collections.index, collections.search, collections.explain, keys.keys, flights.flight, flights.flights,
+    settings.show_settings, settings.version,
 ):
     main.add_command(_command)
 

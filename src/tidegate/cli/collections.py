@@ -1,12 +1,12 @@
-"""The commands index and explain: how the passages of a collection are searched."""
+"""The commands search, explain and index: what is found in a collection, and how."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,7 +15,9 @@ from tidegate.cli.ingest import pair
 from tidegate.cli.options import settings_from, settings_options
 
 if TYPE_CHECKING:
-    from tidegate.core.search import IndexProgress
+    from tidegate.core.search import Filter, IndexProgress
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.command()
@@ -34,6 +36,7 @@ def index(
         raise click.UsageError("--facet and --no-facets exclude each other.")
     settings = settings_from(config, sets)
     from tidegate.app import collections
+    from tidegate.terminal import plain
 
     wanted: Sequence[str] | None = list(facets) if facets or no_facets else None
     with progress_bar(quiet=False) as bar:
@@ -43,19 +46,63 @@ def index(
             bar.update(task, completed=now.done, total=now.total or None, description=f"{now.name}: {now.phase}")
 
         name = collection or settings.retrieval.collection
-        asyncio.run(collections.build_indexes(settings, name, facets=wanted, graph=graph, progress=progress))
-    click.echo(f"The indexes of {name} are complete.")
+        states = asyncio.run(collections.build_indexes(settings, name, facets=wanted, graph=graph, progress=progress))
+    for state in states:
+        click.echo(plain(f"{'built' if state.built else 'there'}: {state.name}, {state.what}, {state.bytes / 1e6:.1f} MB"))
+    click.echo(plain(f"The indexes of {name} are complete."))
+
+
+def filter_options(command: F) -> F:
+    """What a search goes through, and what it is limited to."""
+    for option in (
+        click.option("--superseded", is_flag=True, help="Also superseded documents."),
+        click.option("--min-confidence", type=click.FloatRange(0, 1), default=0.0, help="Only documents of at least this confidence."),
+        click.option("--until", type=click.DateTime(), help="Only documents dated until then (UTC)."),
+        click.option("--since", type=click.DateTime(), help="Only documents dated since then (UTC)."),
+        click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="Only passages with this tag."),
+        click.option("-k", default=None, type=click.IntRange(1, 1000), help="Passages (default: retrieval.k)."),
+        click.option("--collection", help="The collection (default: retrieval.collection)."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.argument("question")
-@click.option("--collection", help="The collection (default: retrieval.collection).")
-@click.option("-k", default=None, type=click.IntRange(1, 1000), help="Passages (default: retrieval.k).")
-@click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="Only passages with this tag.")
-@click.option("--since", type=click.DateTime(), help="Only documents dated since then (UTC).")
-@click.option("--until", type=click.DateTime(), help="Only documents dated until then (UTC).")
-@click.option("--min-confidence", type=click.FloatRange(0, 1), default=0.0, help="Only documents of at least this confidence.")
-@click.option("--superseded", is_flag=True, help="Also superseded documents.")
+@filter_options
+@click.option("--no-rerank", is_flag=True, help="In the fused order, without the reranker of retrieval.rerank.")
+@click.option("--legs", is_flag=True, help="Also what each leg found, by vectors and by words, in its own order.")
+@click.option("--json", "as_json", is_flag=True, help="Print all that was found as JSON.")
+@settings_options
+def search(
+    question: str, collection: str | None, k: int | None, tags: tuple[str, ...], since: datetime | None, until: datetime | None,
+    min_confidence: float, superseded: bool, no_rerank: bool, legs: bool, as_json: bool, config: Path | None, sets: tuple[str, ...],
+) -> None:
+    """Show the passages that a question finds, where each leg had them, and their scores."""
+    settings = settings_from(config, sets)
+    from tidegate.app import collections
+    from tidegate.retrieval.rerank import OFF
+
+    wanted = _wanted(tags, since, until, min_confidence, superseded)
+    found = asyncio.run(collections.search(
+        settings, question, collection=collection or settings.retrieval.collection, k=k or settings.retrieval.k, wanted=wanted,
+        rerank=OFF if no_rerank else None,
+    ))
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(found))
+        return
+    from rich.console import Console
+
+    from tidegate.terminal import render_search
+
+    Console().print(render_search(found, legs=legs))
+
+
+@click.command()
+@click.argument("question")
+@filter_options
 @settings_options
 def explain(
     question: str, collection: str | None, k: int | None, tags: tuple[str, ...], since: datetime | None, until: datetime | None,
@@ -64,13 +111,18 @@ def explain(
     """Say which way a search goes, and what the database does for it. The search is run."""
     settings = settings_from(config, sets)
     from tidegate.app import collections
-    from tidegate.core.search import Filter
     from tidegate.terminal import plain
 
-    wanted = Filter(dict(pair(tag) for tag in tags), _unix_s(since), _unix_s(until), min_confidence, superseded)
+    wanted = _wanted(tags, since, until, min_confidence, superseded)
     name = collection or settings.retrieval.collection
     for line in asyncio.run(collections.explain_search(settings, question, collection=name, k=k or settings.retrieval.k, wanted=wanted)):
         click.echo(plain(line))
+
+
+def _wanted(tags: tuple[str, ...], since: datetime | None, until: datetime | None, min_confidence: float, superseded: bool) -> Filter:
+    from tidegate.core.search import Filter
+
+    return Filter(dict(pair(tag) for tag in tags), _unix_s(since), _unix_s(until), min_confidence, superseded)
 
 
 def _unix_s(instant: datetime | None) -> float | None:

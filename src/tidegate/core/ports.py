@@ -14,7 +14,7 @@ from tidegate.core.ask import EngineAnswer as EngineAnswer
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage
 from tidegate.core.flight import Flight, FlightRecord
-from tidegate.core.search import ANY, Filter, Found, IndexProgress
+from tidegate.core.search import ANY, Filter, Found, IndexProgress, IndexState
 
 Vectors = npt.NDArray[np.float32]
 
@@ -180,11 +180,13 @@ class DocumentStore(Protocol):
     async def build_indexes(
         self, collection: str, *, facets: Sequence[str] | None = None, graph: bool | None = None,
         progress: Callable[[IndexProgress], None] = lambda _: None,
-    ) -> None:
-        """Give a collection the indexes that its size needs, while searches and writers go on.
+    ) -> list[IndexState]:
+        """Give a collection the indexes that its size needs, while searches and writers go on. Returns those that it has then; [] where the store
+        has none of its own.
 
         `facets`: tags that have an index of their own, the first one first (None: as they were). `graph`: a graph of neighbours (None: where
-        the collection is large). Raises NotFound for a collection that is not there, BadRequest for a name that cannot be a facet.
+        the collection is large). Raises NotFound for a collection that is not there, BadRequest for a name that cannot be a facet or that no
+        passage carries.
         """
         ...
 

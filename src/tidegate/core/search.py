@@ -45,6 +45,15 @@ class IndexProgress(msgspec.Struct, frozen=True):
     total: int
 
 
+class IndexState(msgspec.Struct, frozen=True):
+    """An index of a collection: what it is for, its bytes on disk, and whether it was built just now."""
+
+    name: str
+    what: str
+    bytes: int
+    built: bool
+
+
 class Ranking(msgspec.Struct, frozen=True):
     """One leg's order, best first.
 

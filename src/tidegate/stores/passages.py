@@ -27,7 +27,7 @@ from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
 from tidegate.core.errors import BadRequest, NotFound
 from tidegate.core.plugins import nearest
 from tidegate.core.ports import Vectors
-from tidegate.core.search import ANY, Filter, Found, IndexProgress, Ranking, Way
+from tidegate.core.search import ANY, Filter, Found, IndexProgress, IndexState, Ranking, Way
 from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.files import put_file
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
@@ -137,16 +137,21 @@ class Passages:
     async def build_indexes(
         self, collection: str, *, facets: Sequence[str] | None = None, graph: bool | None = None,
         progress: Callable[[IndexProgress], None] = lambda _: None,
-    ) -> None:
+    ) -> list[IndexState]:
         """Give a collection the indexes that it needs: those of its `facets` (None: as they were), and a graph of neighbours (None: from
-        `EXACT_MOST` passages on). Those that are there stay; searches and writers go on meanwhile. Raises StoreDown, NotFound for a collection
-        that is not there, BadRequest for a name that cannot be a facet."""
+        `EXACT_MOST` passages on). Those that are there stay; searches and writers go on meanwhile. Returns those that it has then, by name.
+        Raises StoreDown, NotFound for a collection that is not there, BadRequest for a name that cannot be a facet, or that no passage carries."""
         collection = clean_text(collection)
         for name in facets or ():
             if not _FACET.fullmatch(name):
                 raise BadRequest(f"{name!r} cannot be a facet.", hint="A facet is a tag's name of letters, digits, _ and -.", param="facets")
         async with self._alone() as link:
             await _known(link, collection)
+            if facets:
+                carried = {str(name) for (name,) in await fetch(link, "tag_names", {"collection": collection})}
+                for name in facets:
+                    if name not in carried:
+                        raise BadRequest(f"No passage of {collection!r} carries a tag {name!r}.", hint=nearest(name, carried), param="facets")
             ((part,),) = await fetch(link, "make_partition", {"collection": collection})
             if facets is not None:
                 await link.execute(queries()["set_facets"].sql, {"collection": collection, "facets": list(facets)})
@@ -164,8 +169,14 @@ class Passages:
                 await self._build(link, name, statement, progress)
             if missing:  # the planner knows nothing yet of what a facet's index holds
                 await link.execute(sql.SQL("analyze tidegate.{}").format(sql.Identifier(part)))
+            named = {_facet_index(part, name): f"facet {name}" for name in known} | {f"{part}_graph": "graph of neighbours"}
+            states = [
+                IndexState(name, named.get(name, "as every collection has"), size, name in missing)
+                for name, size in await fetch(link, "index_sizes", {"collection": collection})
+            ]
         self._states.pop(collection, None)
         self._fitting.clear()
+        return states
 
     async def _build(self, link: Link, name: str, statement: sql.Composed, progress: Callable[[IndexProgress], None]) -> None:
         """One index, while others read and write; what a killed build left behind goes first."""

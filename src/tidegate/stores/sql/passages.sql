@@ -153,6 +153,17 @@ select coalesce((select facets from tidegate.collections where name = %(collecti
 from pg_class as part
 where part.oid = to_regclass('tidegate.passages_' || substr(md5(%(collection)s), 1, 16));
 
+-- name: index_sizes
+-- A collection's usable indexes by name, with their bytes on disk.
+select x.relname::text, pg_relation_size(x.oid)
+from pg_index as i join pg_class as x on x.oid = i.indexrelid
+where i.indrelid = to_regclass('tidegate.passages_' || substr(md5(%(collection)s), 1, 16)) and i.indisvalid
+order by x.relname;
+
+-- name: tag_names
+-- The names of all tags that a passage of the collection carries.
+select distinct jsonb_object_keys(p.tags) from tidegate.passages as p where p.collection = %(collection)s;
+
 -- name: build_progress
 -- How far an index is that is built now.
 select p.phase, greatest(p.tuples_done, p.blocks_done), greatest(p.tuples_total, p.blocks_total)

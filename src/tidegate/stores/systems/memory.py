@@ -16,7 +16,7 @@ from tidegate.core.errors import NotFound
 from tidegate.core.flight import FlightRecord
 from tidegate.core.plugins import nearest
 from tidegate.core.ports import Evaluation, FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
-from tidegate.core.search import ANY, Filter, Found, IndexProgress, Ranking
+from tidegate.core.search import ANY, Filter, Found, IndexProgress, IndexState, Ranking
 from tidegate.stores.bm25 import bm25
 from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
@@ -152,9 +152,10 @@ class Memory:
     async def build_indexes(
         self, collection: str, *, facets: Sequence[str] | None = None, graph: bool | None = None,
         progress: Callable[[IndexProgress], None] = lambda _: None,
-    ) -> None:
+    ) -> list[IndexState]:
         """Nothing to build."""
         self._known(collection)
+        return []
 
     def _known(self, collection: str) -> None:
         if clean_text(collection) not in self._index_versions:

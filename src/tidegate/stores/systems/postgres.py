@@ -24,7 +24,7 @@ from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage
 from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import Evaluation, FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
-from tidegate.core.search import ANY, Filter, Found, IndexProgress
+from tidegate.core.search import ANY, Filter, Found, IndexProgress, IndexState
 from tidegate.stores.clean import clean_struct, clean_text, clean_value
 from tidegate.stores.down import check_dsn, first_line, translate, where
 from tidegate.stores.files import Files
@@ -165,8 +165,8 @@ class Postgres:
     async def build_indexes(
         self, collection: str, *, facets: Sequence[str] | None = None, graph: bool | None = None,
         progress: Callable[[IndexProgress], None] = lambda _: None,
-    ) -> None:
-        await self._passages.build_indexes(collection, facets=facets, graph=graph, progress=progress)
+    ) -> list[IndexState]:
+        return await self._passages.build_indexes(collection, facets=facets, graph=graph, progress=progress)
 
     async def index_version(self, collection: str) -> str:
         return await self._passages.index_version(collection)

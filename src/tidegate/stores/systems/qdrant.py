@@ -31,7 +31,7 @@ from tidegate.core.document import Box, Document, NewPassage, Replaced, passage_
 from tidegate.core.errors import NotFound, StoreDown
 from tidegate.core.plugins import nearest
 from tidegate.core.ports import Vectors
-from tidegate.core.search import ANY, Filter, Found, IndexProgress, Ranking, Way
+from tidegate.core.search import ANY, Filter, Found, IndexProgress, IndexState, Ranking, Way
 from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
 from tidegate.stores.settings import QdrantSettings
@@ -174,9 +174,10 @@ class Qdrant:
     async def build_indexes(
         self, collection: str, *, facets: Sequence[str] | None = None, graph: bool | None = None,
         progress: Callable[[IndexProgress], None] = lambda _: None,
-    ) -> None:
+    ) -> list[IndexState]:
         """Qdrant builds its graph by itself, and each tag has an index from the beginning. Raises StoreDown, NotFound."""
         await self._must_be_there(collection)
+        return []
 
     async def index_version(self, collection: str) -> str:
         name = await self._there(clean_text(collection))
