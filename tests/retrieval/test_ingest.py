@@ -108,9 +108,9 @@ async def test_what_did_not_change_is_left_alone(run: Run, embedder: Embedder, f
     assert (len(report.unchanged), report.stored, len(embedder.embedded)) == (2, [], before)
 
 
-@pytest.mark.parametrize("change", ["bytes", "tags", "model", "settings", "rules"])
+@pytest.mark.parametrize("change", ["bytes", "tags", "settings", "rules"])
 async def test_what_decides_the_passages_makes_a_document_new(run: Run, embedder: Embedder, folder: Path, change: str) -> None:
-    """Other bytes, tags, another model, another passage size or other rules: the document is stored again."""
+    """Other bytes, tags, another passage size or other rules: the document is stored again."""
     file = folder / "claims.md"
     await run(file)
     options: dict[str, Any] = {}
@@ -118,8 +118,6 @@ async def test_what_decides_the_passages_makes_a_document_new(run: Run, embedder
         file.write_text(file.read_text() + "\nAnd more of it.\n")
     elif change == "tags":
         options["given"] = Given(tags={"year": "2026"})
-    elif change == "model":
-        embedder.fingerprint = "another/1"
     elif change == "rules":
         options["rules"] = Rules(skip=["index"])
     else:

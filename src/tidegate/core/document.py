@@ -41,6 +41,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float = 1.0
     #: Sources of the same collection that this one takes the place of: they stay, and are not quoted unless a search asks for them.
     supersedes: tuple[str, ...] = ()
+    #: Of the embedder of its vectors (`Embedder.fingerprint`); "": not said, and not looked at.
+    fingerprint: str = ""
     #: The source that takes its place, if one does.
     superseded_by: str | None = None
     #: 1 for the first ingest, one more for each one that replaced it.
@@ -74,6 +76,16 @@ class Replaced(msgspec.Struct, frozen=True):
     removed: int
     version: int
     notes: list[str] = []
+
+
+class Unembedded(msgspec.Struct, frozen=True):
+    """A document whose vectors are of another embedder than is wanted. `passages`: id, heading and text of each, in order."""
+
+    collection: str
+    source: str
+    title: str
+    version: int
+    passages: list[tuple[str, str, str]]
 
 
 class StoredPassage(msgspec.Struct, frozen=True):

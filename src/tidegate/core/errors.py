@@ -329,6 +329,23 @@ class EmbedderDown(StoreDown):
     code = "embedder_down"
 
 
+class OtherEmbedder(StoreDown):
+    """The vectors of a collection are of another embedder than the one that runs: they cannot be compared."""
+
+    code = "other_embedder"
+
+    def __init__(self, collection: str, has: str, runs: str) -> None:
+        """`has`, `runs`: fingerprints; `has` begins with `>` where the collection is on its way to the rest of it."""
+        again = f"`tidegate ingest --reembed --collection {collection}`"
+        if has.startswith(">"):
+            what = f"The collection {collection!r} is being embedded anew, by {has[1:]}, and not all of its documents are."
+            hint = f"Wait for it; where nobody does it any more, {again} goes on with it."
+        else:
+            what = f"The vectors of the collection {collection!r} are of the embedder {has}, and {runs} runs."
+            hint = f"Embed all of it anew with {again}, or start the other embedder."
+        super().__init__(what, hint=hint)
+
+
 class LimitsDown(StoreDown):
     """What the limits are counted in cannot be reached."""
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tidegate.core.ask import Ask, EngineCall, Said
 from tidegate.core.ask import EngineAnswer as EngineAnswer
 from tidegate.core.chunk import Chunk, Usage
-from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage
+from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage, Unembedded
 from tidegate.core.flight import Flight, FlightRecord
 from tidegate.core.search import ANY, Filter, Found, IndexProgress, IndexState
 
@@ -169,8 +169,21 @@ class DocumentStore(Protocol):
 
         `vectors` has shape (len(passages), dimensions), rows normalised. Passages whose text did not change keep their id. `file`: the
         document's original bytes, kept with it; None: none are kept, also none of before. Raises SettingsError where the dimensions are not
-        the store's.
+        the store's, OtherEmbedder where the collection's vectors are not of the document's fingerprint.
         """
+        ...
+
+    async def fingerprint(self, collection: str) -> str:
+        """Of the embedder of all vectors of the collection; "" where it has none, and `>` before it while they change to it."""
+        ...
+
+    async def unembedded(self, collection: str, fingerprint: str, limit: int) -> list[Unembedded]:
+        """Put the collection on its way to this fingerprint, which stops searches, and give at most `limit` documents whose vectors are of another.
+        [] ends the way: all vectors are of it, and may be searched. Raises SettingsError where the store has no such way."""
+        ...
+
+    async def reembed_document(self, document: Unembedded, fingerprint: str, vectors: Vectors) -> bool:
+        """New vectors for its passages, in one transaction; False where the document has changed since it was given."""
         ...
 
     async def delete_document(self, collection: str, source: str) -> bool:

@@ -80,3 +80,5 @@ class Found(msgspec.Struct, frozen=True):
     index_version: str = "0"
     way: Way = "exact"
     legs: list[Ranking] = []
+    #: Of the embedder of all vectors of the collection; "" where it has none, and `>` before it while they change to it.
+    fingerprint: str = ""

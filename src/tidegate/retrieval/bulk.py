@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from tidegate.core.document import Document, NewPassage
-from tidegate.core.errors import BadRequest, StoreDown
+from tidegate.core.errors import BadRequest, OtherEmbedder, StoreDown
 from tidegate.core.ports import Vectors
 
 T = TypeVar("T")
@@ -77,8 +77,8 @@ async def patiently(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
     while True:
         try:
             return await call()
-        except StoreDown:
-            if time.perf_counter_ns() + pause_s * 1e9 > end_ns:
+        except StoreDown as down:
+            if isinstance(down, OtherEmbedder) or time.perf_counter_ns() + pause_s * 1e9 > end_ns:
                 raise
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

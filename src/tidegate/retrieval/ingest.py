@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from tidegate.core.document import Document, NewPassage, Replaced
-from tidegate.core.errors import BadRequest, DocumentUnreadable
+from tidegate.core.errors import BadRequest, DocumentUnreadable, OtherEmbedder
 from tidegate.core.ports import DocumentStore, Embedder, Vectors
 from tidegate.core.words import VERSION as WORDS_VERSION
 from tidegate.core.words import words
@@ -103,8 +103,9 @@ async def ingest(
     `given` wins over what a document says of itself, which wins over the detected `lang`. `base`: documents are named by their path relative to
     it (so that the same folder elsewhere gives the same names); without it by their absolute path. `prune`: also remove documents whose file is
     gone. `settings`: bounds of a file, size of a passage, how many are read at once. `rules`: what the domain knows of its documents.
-    Raises StoreDown where the store or the embedder cannot be reached: documents stored before that stay, and the next run goes on there;
-    SettingsError where OCR is set and not installed. May be cancelled at any time: a document is stored whole or not at all.
+    Raises OtherEmbedder where the collection's vectors are another's; StoreDown where the store or the embedder cannot be reached: documents stored
+    before that stay, and the next run goes on there; SettingsError where OCR is set and not installed. May be cancelled at any time: a document is
+    stored whole or not at all.
     """
     began_ns = time.perf_counter_ns()
     base = None if base is None else await asyncio.to_thread(base.resolve)
@@ -113,6 +114,9 @@ async def ingest(
     settings = settings or RetrievalSettings.model_validate({})
     if settings.ocr != "off":
         await asyncio.to_thread(ocr.check, settings.ocr_languages)
+    has = await store.fingerprint(collection)
+    if has not in ("", embedder.fingerprint, f">{embedder.fingerprint}"):
+        raise OtherEmbedder(collection, has, embedder.fingerprint)
     job = _Job(
         collection, given or Given(), base, chunk.Size(settings.passage_tokens, settings.passage_overlap), embedder, store, _bounds(settings),
         settings.ingest_patience_s, settings.keep_files, report, rules, _Told(progress, found.sizes),
@@ -206,7 +210,7 @@ class _Job:
             collection=self.collection, source=source, title=loaded.title, sha256=sha256, size_bytes=size_bytes,
             tags={**_language(passages), **loaded.tags, **self.given.tags},
             dated_unix_s=_or(self.given.dated_unix_s, loaded.dated_unix_s), confidence=_or(self.given.confidence, _or(loaded.confidence, 1.0)),
-            supersedes=self._supersedes(source, path, loaded),
+            supersedes=self._supersedes(source, path, loaded), fingerprint=self.embedder.fingerprint,
         )  # fmt: skip
         texts = [embedded_text(loaded.title, passage) for passage in passages]
         passages = await asyncio.to_thread(_with_words, passages, texts)
@@ -262,7 +266,7 @@ class _Job:
     def _sha256(self, content_sha256: str, kept: bool) -> str:
         """Of everything that decides what is stored."""
         versions = (
-            LOADERS_VERSION, chunk.VERSION, self.size.tokens, self.size.overlap, self.embedder.fingerprint, WORDS_VERSION, kept,
+            LOADERS_VERSION, chunk.VERSION, self.size.tokens, self.size.overlap, WORDS_VERSION, kept,
             *((self.bounds.ocr, self.bounds.ocr_languages) if self.bounds.ocr != "off" else ()),
             *((self.rules.model_dump(),) if self.rules is not None else ()),
             *((self.given.dated_unix_s, self.given.confidence, self.given.supersedes) if self.given != Given(self.given.tags) else ()),

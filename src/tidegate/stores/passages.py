@@ -23,8 +23,8 @@ from pgvector import HalfVector
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from tidegate.core.document import Document, NewPassage, Replaced, passage_ids
-from tidegate.core.errors import BadRequest, NotFound
+from tidegate.core.document import Document, NewPassage, Replaced, Unembedded, passage_ids
+from tidegate.core.errors import BadRequest, NotFound, OtherEmbedder
 from tidegate.core.plugins import nearest
 from tidegate.core.ports import Vectors
 from tidegate.core.search import ANY, Filter, Found, IndexProgress, IndexState, Ranking, Way
@@ -96,7 +96,7 @@ class Passages:
                 passages, ranking = await find_words(link, asked, words, few_fit)
             near = {passage.id for passage in found.passages}
             only_words = [passage for passage in passages if passage.id not in near]
-            return Found([*found.passages, *only_words], found.index_version, found.way, [*found.legs, ranking])
+            return msgspec.structs.replace(found, passages=[*found.passages, *only_words], legs=[*found.legs, ranking])
 
         found: Found = await self._run(find)
         return found
@@ -224,9 +224,9 @@ class Passages:
         version = rows[0][0] or "0"
         if version != state.index_version:  # facets or a graph may have come with the change
             self._states.pop(asked["collection"], None)
-        passages = [passage_of(row[1:]) for row in rows if row[1] is not None]
+        passages = [passage_of(row[2:]) for row in rows if row[2] is not None]
         nearest = Ranking("vector", [passage.id for passage in passages], [passage.score for passage in passages])
-        return Found(passages, version, way, [nearest])
+        return Found(passages, version, way, [nearest], rows[0][1] or "")
 
     # -- documents
 
@@ -265,7 +265,7 @@ class Passages:
                     await cursor.executemany(queries()["put_passage"].sql, [row | shared | words for row, words in zip(rows, of_words, strict=True)])
                 await put_file(link, document_id, file)
                 await link.execute(queries()["mark_superseded"].sql, head)
-                await _change(link, document.collection, await _put_words(link, before, worded, numbers))
+                await _change(link, document.collection, await _put_words(link, before, worded, numbers), document.fingerprint)
             new = len(worded.keys() - before.keys())
             return Replaced(added=new, kept=len(ids) - new, removed=len(gone), version=version, notes=notes)
 
@@ -288,6 +288,45 @@ class Passages:
 
         gone: bool = await self._run(delete)
         return gone
+
+    async def fingerprint(self, collection: str) -> str:
+        rows = await self._rows("collection_fingerprint", {"collection": clean_text(collection)})
+        return str(rows[0][0]) if rows else ""
+
+    async def unembedded(self, collection: str, fingerprint: str, limit: int) -> list[Unembedded]:
+        collection = clean_text(collection)
+        said = {"collection": collection, "fingerprint": fingerprint, "limit": limit, "random": secrets.token_hex(4)}
+
+        async def look(link: Link) -> list[Unembedded]:
+            await link.execute(queries()["begin_reembedding"].sql, said)
+            rows = await fetch(link, "documents_unembedded", said)
+            if not rows:
+                await link.execute(queries()["end_reembedding"].sql, said)
+            passages = [msgspec.json.decode(row[3], type=list[tuple[str, str, str]]) for row in rows]
+            return [Unembedded(collection, row[0], row[1], row[2], found) for row, found in zip(rows, passages, strict=True)]
+
+        found: list[Unembedded] = await self._run(look)
+        return found
+
+    async def reembed_document(self, document: Unembedded, fingerprint: str, vectors: Vectors) -> bool:
+        check_dimensions(vectors.shape[-1])
+        said = {"collection": document.collection, "source": document.source, "version": document.version, "fingerprint": fingerprint}
+        rows = [
+            {"collection": document.collection, "id": id, "embedding": HalfVector(vector)}
+            for (id, _, _), vector in zip(document.passages, np.asarray(vectors, np.float32), strict=True)
+        ]
+
+        async def replace(link: Link) -> bool:
+            async with link.transaction():
+                if not await fetch(link, "lock_version", said):
+                    return False
+                async with link.cursor() as cursor:
+                    await cursor.executemany(queries()["put_vector"].sql, rows)
+                await _change(link, document.collection, Changed({}), fingerprint)
+            return True
+
+        done: bool = await self._run(replace)
+        return done
 
     async def list_documents(self, collection: str | None = None) -> list[Document]:
         rows = await self._rows("list_documents", {"collection": clean_value(collection)})
@@ -390,8 +429,10 @@ async def _put_words(
     return await put_words(link, coming, going)
 
 
-async def _change(link: Link, collection: str, changed: Changed) -> None:
+async def _change(link: Link, collection: str, changed: Changed, fingerprint: str = "") -> None:
     """Last in its transaction: it locks the collection's row, and writers of other documents should not wait for our work."""
     said = {"collection": collection, "random": secrets.token_hex(4), "worded": changed.worded, "words_total": changed.words_total}
-    await link.execute(queries()["change_collection"].sql, said)
+    ((has,),) = await fetch(link, "change_collection", {**said, "fingerprint": fingerprint})
+    if fingerprint and has not in (fingerprint, f">{fingerprint}"):
+        raise OtherEmbedder(collection, has, fingerprint)
     await count_words(link, changed)

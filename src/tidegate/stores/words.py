@@ -78,7 +78,7 @@ async def put_words(link: Link, coming: Mapping[int, Worded], going: Mapping[int
     coming = {number: worded for number, worded in coming.items() if worded.length}
     if coming:
         async with link.cursor() as cursor, cursor.copy(queries()["put_postings"].sql) as copy:
-            await copy.write(_postings(coming))
+            await copy.write(postings(coming))
         for worded in coming.values():
             changed.update(worded.often.keys())
     return Changed(
@@ -96,7 +96,7 @@ async def count_words(link: Link, changed: Changed) -> None:
         await link.execute(queries()["forget_words"].sql, {"terms": fewer})
 
 
-def _postings(coming: Mapping[int, Worded]) -> bytes:
+def postings(coming: Mapping[int, Worded]) -> bytes:
     """As PostgreSQL copies them in binary, sorted as their index is."""
     rows = np.empty(sum(len(worded.often) for worded in coming.values()), _POSTING)
     rows["fields"], rows["size"], rows["size_too"] = 2, 8, 8
@@ -106,7 +106,7 @@ def _postings(coming: Mapping[int, Worded]) -> bytes:
         part["term"] = np.fromiter(worded.often.keys(), np.int64, len(part))
         part["posting"] = (number << 24 | worded.length << 8) + np.fromiter(worded.often.values(), np.int64, len(part))
         at += len(part)
-    return _COPY_HEAD + rows.tobytes() + _COPY_END
+    return _COPY_HEAD + rows[np.argsort(rows["term"], kind="stable")].tobytes() + _COPY_END
 
 
 async def find_words(link: Link, search: dict[str, Any], words: Sequence[str], few_fit: bool) -> tuple[list[Passage], Ranking]:

@@ -4,12 +4,12 @@ select sha256 from tidegate.documents where collection = %(collection)s and sour
 
 -- name: put_document
 -- Store or replace a document's head; locks its row until the transaction ends, so that two writers of one document take turns.
-insert into tidegate.documents (collection, source, title, sha256, size_bytes, tags, dated_at, confidence, supersedes)
+insert into tidegate.documents (collection, source, title, sha256, size_bytes, tags, dated_at, confidence, supersedes, fingerprint)
 values (%(collection)s, %(source)s, %(title)s, %(sha256)s, %(size_bytes)s, %(tags)s::jsonb,
-        coalesce(to_timestamp(%(dated_unix_s)s), now()), %(confidence)s, %(supersedes)s)
+        coalesce(to_timestamp(%(dated_unix_s)s), now()), %(confidence)s, %(supersedes)s, %(fingerprint)s)
 on conflict (collection, source) do update
     set title = excluded.title, sha256 = excluded.sha256, size_bytes = excluded.size_bytes, tags = excluded.tags, dated_at = excluded.dated_at,
-        confidence = excluded.confidence, supersedes = excluded.supersedes, version = documents.version + 1, ingested_at = now()
+        confidence = excluded.confidence, supersedes = excluded.supersedes, fingerprint = excluded.fingerprint, version = documents.version + 1, ingested_at = now()
 returning id, version, dated_at, superseded_by is not null;
 
 -- name: make_partition
@@ -79,12 +79,50 @@ where %(collection)s::text is null or collection = %(collection)s
 order by collection collate "C", source collate "C";
 
 -- name: change_collection
--- Give a collection a new index version, because its content changes in this transaction, and count its passages with words and their words.
-insert into tidegate.collections (name, changes, index_version, worded, words_total)
-values (%(collection)s, 1, '1-' || %(random)s, %(worded)s, %(words_total)s)
+-- Give a collection a new index version, because its content changes in this transaction, and count its words. Gives the fingerprint of all its vectors.
+insert into tidegate.collections (name, changes, index_version, worded, words_total, fingerprint)
+values (%(collection)s, 1, '1-' || %(random)s, %(worded)s, %(words_total)s, %(fingerprint)s)
 on conflict (name) do update
     set changes = collections.changes + 1, index_version = (collections.changes + 1) || '-' || %(random)s,
-        worded = collections.worded + excluded.worded, words_total = collections.words_total + excluded.words_total;
+        worded = collections.worded + excluded.worded, words_total = collections.words_total + excluded.words_total,
+        fingerprint = coalesce(nullif(collections.fingerprint, ''), excluded.fingerprint)
+returning fingerprint;
+
+-- name: collection_fingerprint
+-- Of which embedder a collection's vectors are.
+select fingerprint from tidegate.collections where name = %(collection)s;
+
+-- name: begin_reembedding
+-- Put a collection on its way to another embedder: nobody searches it from here on.
+update tidegate.collections set fingerprint = '>' || %(fingerprint)s
+where name = %(collection)s and fingerprint not in (%(fingerprint)s, '>' || %(fingerprint)s);
+
+-- name: documents_unembedded
+-- Documents whose vectors are of another embedder, with what is embedded of their passages.
+select d.source, d.title, d.version,
+       coalesce(json_agg(json_build_array(p.id, p.heading, p.text) order by p.ordinal) filter (where p.id is not null), '[]')::text
+from (
+    select id, source, title, version from tidegate.documents
+    where collection = %(collection)s and fingerprint <> %(fingerprint)s order by id limit %(limit)s
+) as d
+left join tidegate.passages as p on p.collection = %(collection)s and p.document_id = d.id
+group by d.id, d.source, d.title, d.version;
+
+-- name: lock_version
+-- A document as it was when it was read, locked; nothing where it changed.
+update tidegate.documents set fingerprint = %(fingerprint)s
+where collection = %(collection)s and source = %(source)s and version = %(version)s returning id;
+
+-- name: put_vector
+-- Another vector for a passage.
+update tidegate.passages set embedding = %(embedding)s::halfvec where collection = %(collection)s and id = %(id)s;
+
+-- name: end_reembedding
+-- All of a collection's vectors are of one embedder again.
+update tidegate.collections
+set fingerprint = %(fingerprint)s, changes = changes + 1, index_version = (changes + 1) || '-' || %(random)s
+where name = %(collection)s and fingerprint = '>' || %(fingerprint)s
+  and not exists (select from tidegate.documents where collection = %(collection)s and fingerprint <> %(fingerprint)s);
 
 -- name: take_numbers
 -- Numbers for passages that come.

@@ -10,8 +10,8 @@ p.collection = %(collection)s
 
 -- part: quoted
 -- The collection's state, and beside it each passage of `best` as it is quoted; one row with nothing beside it where there is none.
-select c.index_version, p.id, d.source, d.title, p.text, least(1, greatest(0, -best.distance))::float8 as score, p.page, p.tags::text,
-       p.boxes::text
+select c.index_version, c.fingerprint, p.id, d.source, d.title, p.text, least(1, greatest(0, -best.distance))::float8 as score, p.page,
+       p.tags::text, p.boxes::text
 from (values (1)) as once (row)
 left join tidegate.collections as c on c.name = %(collection)s
 left join best on true

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from tidegate.core.ask import Passage
-from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage, passage_ids
-from tidegate.core.errors import NotFound
+from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage, Unembedded, passage_ids
+from tidegate.core.errors import NotFound, OtherEmbedder
 from tidegate.core.flight import FlightRecord
 from tidegate.core.plugins import nearest
 from tidegate.core.ports import Evaluation, FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
@@ -38,6 +38,7 @@ class Memory:
         self._kept: dict[str, KeptText] = {}
         self._documents: dict[tuple[str, str], _Stored] = {}
         self._index_versions: dict[str, str] = {}
+        self._fingerprints: dict[str, str] = {}
         self._evaluations: list[Evaluation] = []
 
     async def close(self) -> None:
@@ -134,7 +135,7 @@ class Memory:
             legs.append(self._by_words(collection, words, k, found))
         near = {passage.id for passage in best}
         only_words = [found[id] for id in legs[-1].ids if id not in near]
-        return Found([*best, *only_words], self._index_versions.get(collection, "0"), legs=legs)
+        return Found([*best, *only_words], self._index_versions.get(collection, "0"), legs=legs, fingerprint=self._fingerprints.get(collection, ""))
 
     def _by_words(self, collection: str, words: Sequence[str], k: int, fitting: Collection[str]) -> Ranking:
         everywhere = {
@@ -193,6 +194,10 @@ class Memory:
         ids = passage_ids(document, passages)
         key = (document.collection, document.source)
         before = self._documents.get(key)
+        has = self._fingerprints.get(document.collection) or document.fingerprint
+        if document.fingerprint and has not in (document.fingerprint, f">{document.fingerprint}"):
+            raise OtherEmbedder(document.collection, has, document.fingerprint)
+        self._fingerprints[document.collection] = has
         version = before.document.version + 1 if before else 1
         now_unix_s = _now_unix_s()
         dated = now_unix_s if document.dated_unix_s is None else document.dated_unix_s
@@ -202,6 +207,35 @@ class Memory:
         self._change(document.collection)
         old = set(before.passages) if before else set()
         return Replaced(len(set(ids) - old), len(set(ids) & old), len(old - set(ids)), version, notes)
+
+    async def fingerprint(self, collection: str) -> str:
+        return self._fingerprints.get(clean_text(collection), "")
+
+    async def unembedded(self, collection: str, fingerprint: str, limit: int) -> list[Unembedded]:
+        collection = clean_text(collection)
+        found = [
+            Unembedded(
+                collection, source, stored.document.title, stored.document.version,
+                [(id, passage.heading, passage.text) for id, passage in stored.passages.items()],
+            )
+            for (name, source), stored in self._documents.items() if name == collection and stored.document.fingerprint != fingerprint
+        ]  # fmt: skip
+        now = f">{fingerprint}" if found else fingerprint
+        if self._fingerprints.get(collection, now) != now:
+            self._fingerprints[collection] = now
+            self._change(collection)
+        return found[:limit]
+
+    async def reembed_document(self, document: Unembedded, fingerprint: str, vectors: Vectors) -> bool:
+        check_dimensions(vectors.shape[-1])
+        key = (document.collection, document.source)
+        stored = self._documents.get(key)
+        if stored is None or stored.document.version != document.version:
+            return False
+        head = msgspec.structs.replace(stored.document, fingerprint=fingerprint)
+        self._documents[key] = _Stored(head, stored.passages, np.array(vectors, np.float32))
+        self._change(document.collection)
+        return True
 
     async def delete_document(self, collection: str, source: str) -> bool:
         gone = self._documents.pop((clean_text(collection), clean_text(source)), None)

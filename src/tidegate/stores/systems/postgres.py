@@ -20,7 +20,7 @@ from pgvector.psycopg.halfvec import HalfVectorBinaryDumper
 from psycopg.rows import TupleRow, class_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 
-from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage
+from tidegate.core.document import Document, NewPassage, Replaced, StoredPassage, Unembedded
 from tidegate.core.errors import StoreDown
 from tidegate.core.flight import FlightRecord
 from tidegate.core.ports import Evaluation, FlightJson, KeptText, KeyLimits, KeyRecord, Vectors
@@ -178,6 +178,15 @@ class Postgres:
         self, document: Document, passages: Sequence[NewPassage], vectors: Vectors, *, file: bytes | None = None
     ) -> Replaced:
         return await self._passages.replace_document(document, passages, vectors, file=file)
+
+    async def fingerprint(self, collection: str) -> str:
+        return await self._passages.fingerprint(collection)
+
+    async def unembedded(self, collection: str, fingerprint: str, limit: int) -> list[Unembedded]:
+        return await self._passages.unembedded(collection, fingerprint, limit)
+
+    async def reembed_document(self, document: Unembedded, fingerprint: str, vectors: Vectors) -> bool:
+        return await self._passages.reembed_document(document, fingerprint, vectors)
 
     async def delete_document(self, collection: str, source: str) -> bool:
         return await self._passages.delete_document(collection, source)

@@ -27,8 +27,8 @@ from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ApiException
 
 from tidegate.core.ask import Passage
-from tidegate.core.document import Box, Document, NewPassage, Replaced, passage_ids
-from tidegate.core.errors import NotFound, StoreDown
+from tidegate.core.document import Box, Document, NewPassage, Replaced, Unembedded, passage_ids
+from tidegate.core.errors import NotFound, OtherEmbedder, SettingsError, StoreDown
 from tidegate.core.plugins import nearest
 from tidegate.core.ports import Vectors
 from tidegate.core.search import ANY, Filter, Found, IndexProgress, IndexState, Ranking, Way
@@ -67,6 +67,7 @@ class Qdrant:
             else AsyncQdrantClient(url=settings.url, api_key=key, timeout=math.ceil(settings.timeout_s), check_compatibility=False)
         )
         self._known: dict[str, str] = {}
+        self._fingerprints: dict[str, str] = {}
         self._writing: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = weakref.WeakValueDictionary()
         self._flipping: dict[str, asyncio.Lock] = {}
         self._counts: dict[tuple[str, str, int], int] = {}
@@ -137,7 +138,7 @@ class Qdrant:
             total = sum(weights.values()) or 1.0
             held = [sum(weights[term] for term in asked if term in terms) / total for terms in (set(hit.payload["terms"]) for hit in worded)]
             legs.append(Ranking("words", [hit.payload["id"] for hit in worded], [hit.score for hit in worded], held))
-        return Found(passages, version, way, legs)
+        return Found(passages, version, way, legs, await self._fingerprint(name))
 
     async def _weights(self, name: str, version: str, terms: Iterable[int]) -> dict[int, float]:
         """The rarity of each term (inverse document frequency, as BM25 has it)."""
@@ -196,6 +197,13 @@ class Qdrant:
         """As the port says, but that no file is kept; whoever searches in the instant of the change looks again. Raises StoreDown, SettingsError."""
         document, passages, notes = prepare(document, passages, vectors)
         name = await self._made(document.collection)
+        if document.fingerprint:
+            has = await self._fingerprint(name)
+            if has not in ("", document.fingerprint):
+                raise OtherEmbedder(document.collection, has, document.fingerprint)
+            if not has:
+                meta = models.Filter(must=[models.HasIdCondition(has_id=[_META])])
+                await self._do(lambda: self._client.batch_update_points(name, [_set({"fingerprint": document.fingerprint}, meta)], wait=True))
         lock = self._writing.setdefault((name, document.source), asyncio.Lock())
         async with lock:
             return await self._replace(name, document, passages, vectors, notes)
@@ -241,6 +249,30 @@ class Qdrant:
         await self._mark_superseded(name, {*document.supersedes, *(before["supersedes"] if before else ())} - {document.source})
         kept = set(before["passage_ids"]) if before else set()
         return Replaced(len(set(ids) - kept), len(set(ids) & kept), len(kept - set(ids)), document.version, notes)
+
+    async def fingerprint(self, collection: str) -> str:
+        name = await self._there(clean_text(collection))
+        return "" if name is None else await self._fingerprint(name)
+
+    async def unembedded(self, collection: str, fingerprint: str, limit: int) -> list[Unembedded]:
+        """Raises SettingsError where there are some: what is embedded anew is not the passages' own points, so it takes another collection."""
+        has = await self.fingerprint(collection)
+        if has in ("", fingerprint):
+            return []
+        raise SettingsError(
+            f"The collection {collection!r} is in Qdrant and of the embedder {has}: it cannot be embedded anew where it is.",
+            hint="Ingest its documents into a new collection, then let capabilities search that one.",
+        )
+
+    async def reembed_document(self, document: Unembedded, fingerprint: str, vectors: Vectors) -> bool:
+        """Never called: `unembedded` gives none."""
+        return False
+
+    async def _fingerprint(self, name: str) -> str:
+        """It never changes here, so it is asked for until it is there."""
+        if not self._fingerprints.get(name):
+            self._fingerprints[name] = str((await self._meta(name)).get("fingerprint", ""))
+        return self._fingerprints[name]
 
     async def delete_document(self, collection: str, source: str) -> bool:
         name = await self._there(clean_text(collection))
