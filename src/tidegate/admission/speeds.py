@@ -29,9 +29,6 @@ _OWN = 0.8
 #: Measurements are over about the newest this many; the first guess counts for so many; so many are needed before they are believed.
 _NEWEST = 64
 _KEPT = 1 - 1 / _NEWEST
-#: Ends that are added to the sums at once, when there have been enough.
-_TOGETHER = 4
-_KEPT_TOGETHER = _KEPT**_TOGETHER
 _GUESS = 8
 _ENOUGH = 16
 #: The most that one measurement counts for, as a multiple of what was expected.
@@ -46,8 +43,8 @@ class Speeds:
     with a first token; `share_ns`: time divided by how many ran at each instant, what each had of the engines if all had the same."""
 
     __slots__ = (
-        "_at_ns", "_ends", "_firsts", "_free_ns", "_means", "_products", "_read", "_sums", "_told", "_work_ns", "answer_cost", "most_unread",
-        "read_ns", "reading", "share_ns", "unread",
+        "_at_ns", "_ends", "_firsts", "_free_ns", "_means", "_products", "_read", "_sums", "_work_ns", "answer_cost", "most_unread", "read_ns",
+        "reading", "share_ns", "unread",
     )  # fmt: skip
 
     def __init__(self, now_ns: int) -> None:
@@ -57,11 +54,11 @@ class Speeds:
         self.share_ns = 0  # whole, so that what is added to sums and taken away again leaves nothing
         self.reading = self.unread = 0
         self._at_ns = now_ns
-        #: Not in the sums yet, by the part of the slots that was taken: time in which anything ran, in which nothing was read, prompt tokens read.
+        #: Since the last end, by the part of the slots that was taken: time in which anything ran, in which nothing was read, prompt tokens read.
         self._work_ns = self._free_ns = self._read = 0.0
         #: The same over the newest, and tokens of answers.
         self._sums = (0.0, 0.0, 0.0, 0.0)
-        self._ends = self._firsts = self._told = 0
+        self._ends = self._firsts = 0
         #: Of times to first token (s), prompt tokens, tokens unread before: means, and means of products about them (fp, fu, pp, pu, uu).
         self._means = (0.0, 0.0, 0.0)
         self._products = (0.0, 0.0, 0.0, 0.0, 0.0)
@@ -102,24 +99,23 @@ class Speeds:
 
     def end(self, answer_tokens: int) -> None:
         """An answer of so many tokens has ended."""
-        self._ends = ends = self._ends + 1
-        self._told += answer_tokens if answer_tokens > 0 else 0
-        if ends < _NEWEST or ends % _TOGETHER == 0:  # all changes slowly
-            self._sum(ends)
-
-    def _sum(self, ends: int) -> None:
-        """The sums, and what follows from them."""
-        answer_tokens, self._told = self._told, 0
-        kept = _KEPT if ends < _NEWEST else _KEPT_TOGETHER
+        if answer_tokens < 0:
+            answer_tokens = 0
         work, free, read, told = self._sums
         new_work, new_free, new_read = self._work_ns, self._free_ns, self._read
         self._work_ns = self._free_ns = self._read = 0.0
+        self._ends = ends = self._ends + 1
         if ends > _ENOUGH:
             cost = self.answer_cost
             most = _OVER * work * (new_read + cost * answer_tokens + 1.0) / (read + cost * told + 1.0)
             if new_work > most:
                 new_work, new_free = most, new_free * most / new_work
-        self._sums = work, free, read, told = work * kept + new_work, free * kept + new_free, read * kept + new_read, told * kept + answer_tokens
+        self._sums = (work * _KEPT + new_work, free * _KEPT + new_free, read * _KEPT + new_read, told * _KEPT + answer_tokens)
+        if ends < _NEWEST or ends % 4 == 0:  # it changes slowly
+            self._tell_cost()
+
+    def _tell_cost(self) -> None:
+        work, free, read, told = self._sums
         if read > 0.0 and told > 0.0 and self.read_ns > 0.0:
             measured = max(work - self.read_ns * read, free) / told / self.read_ns
             measured = min(max(measured, ANSWER_COST_LEAST), ANSWER_COST_MOST)
