@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tidegate.core.document import Box, NewPassage
 from tidegate.retrieval import language
 from tidegate.retrieval.chunk import Size, chunk
-from tidegate.retrieval.flow import join_lines
+from tidegate.retrieval.flow import compounds, join_lines
 from tidegate.retrieval.loaded import Block, Loaded, markdown_table
 from tidegate.retrieval.sentences import cut, split_sentences, tail
 
@@ -234,6 +234,13 @@ def test_lines_become_one_paragraph() -> None:
     assert join_lines(["the insur-", "ance of", "a home"]) == "the insurance of a home"
     assert join_lines(["港湾", "互助"]) == "港湾互助"
     assert join_lines(["港湾", "Mutual"]) == "港湾 Mutual"
+
+
+def test_a_compound_keeps_its_hyphen() -> None:
+    """What the document writes with a hyphen elsewhere has one at a line's end, too; what it does not is one word."""
+    hyphened = compounds(["An open-domain", "question of Open-Domain answers, a state-of-the-art one"])
+    assert hyphened == {"open-domain", "state-of-the-art"}
+    assert join_lines(["for open-", "domain insur-", "ance"], hyphened) == "for open-domain insurance"
 
 
 # -- language

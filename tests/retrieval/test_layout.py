@@ -36,6 +36,14 @@ def test_columns_are_read_one_after_the_other(columns: int, lines: int, draw: ob
     assert reading_order(shuffled) == ordered
 
 
+def test_what_sticks_out_of_its_column_parts_nothing() -> None:
+    """A line that begins or ends a hair inside the white between two columns stays in its own: the other column is not broken off there."""
+    columns = [[Place(left, 100 + 14.0 * line, left + 130, 110 + 14.0 * line) for line in range(8)] for left in (50.0, 190.0)]
+    columns[0][3] = columns[0][3]._replace(x1=183.0)
+    columns[1][5] = columns[1][5]._replace(x0=187.0)
+    assert reading_order([*columns[1], *columns[0]]) == [*columns[0], *columns[1]]
+
+
 def test_a_page_of_ten_thousand_boxes_is_read() -> None:
     """A hostile page is read in time: were it read in cubic time, this test would run into its time-out."""
     boxes = [Place(7.0 * (at % 100), 3.0 * (at // 100), 7.0 * (at % 100) + 5, 3.0 * (at // 100) + 2) for at in range(10_000)]

@@ -124,10 +124,32 @@ def test_real_scans_are_refused_with_the_way_out(path: Path) -> None:
 
 @needs_data
 def test_a_real_three_column_page_is_read_in_order() -> None:
-    """The Federal Register's first page: a sentence that goes on in the next column is not torn by another one."""
+    """The Federal Register: no sentence is torn by the next column, by footnotes or by what runs up the margin, and titles are those in bold."""
     loaded = pdf.load(str(DATA / "pdf" / "en_layout" / "federal-register-2020-17221.pdf"), Bounds())
-    text = " ".join(block.text for block in loaded.blocks if block.page == 1)
+    texts = [block.text for block in loaded.blocks]
+    text = " ".join(texts)
     assert "final corrective action is necessary to address the unsafe condition" in text
+    assert "The FAA is proposing this AD to address the unsafe condition on these products." in text
+    assert "stall warning activation, airspeed disagree alert, and altitude disagree alert,5 and may affect the flightcrew’s ability" in text
+    assert "the Ethiopian Civil Aviation Authority (ECAA)" in text
+    assert "DSKJLSW" not in text
+    titles = [block.text for block in loaded.blocks if block.kind == "heading" and block.page and block.page <= 3]
+    assert titles == [
+        "Proposed Rules Federal Register", "DEPARTMENT OF TRANSPORTATION", "Federal Aviation Administration", "14 CFR Part 39",
+        "Airworthiness Directives; The Boeing Company Airplanes", "Examining the AD Docket", "Comments Invited",
+        "Confidential Business Information (CBI)", "Background", "Proposed Design Changes",
+    ]  # fmt: skip
+
+
+@needs_data
+def test_a_real_two_column_page_with_footnotes_is_read_in_order() -> None:
+    """A paper: marks of footnotes part no line, words with a hyphen keep it, the stamp in the margin is one text of its own."""
+    loaded = pdf.load(str(DATA / "pdf" / "en_layout" / "multi-column-2p.pdf"), Bounds())
+    texts = [block.text for block in loaded.blocks]
+    assert "arXiv:2004.04906v3 [cs.CL] 30 Sep 2020" in texts
+    text = " ".join(texts)
+    assert "is often observed in practice2, indicating the needs of improving retrieval." in text
+    assert "outperform TF-IDF/BM25 for open-domain QA before ORQA" in text
 
 
 @needs_data
@@ -228,6 +250,81 @@ def test_a_sentence_goes_on_overleaf(tmp_path: Path) -> None:
     blocks = pdf.load(make_pdf(tmp_path / "over.pdf", pages), Bounds()).blocks
     assert [block.text for block in blocks] == [f"{first} end on the page it began on.", "Another one."]
     assert [box.page for box in blocks[0].boxes] == [1, 2]
+
+
+def test_a_sentence_goes_on_behind_footnotes(tmp_path: Path) -> None:
+    """What stands in smaller print at the foot of a page is not read into the sentence that goes on overleaf."""
+    first = "This sentence is long enough to be a paragraph of running text and does not"
+    note = "The first footnote is long enough to be a paragraph of its own and has no end"
+    pages = [[(50.0, 700.0, 11.0, first), (50.0, 100.0, 7.0, note)], [(50.0, 700.0, 11.0, "end on the page it began on."), (50.0, 680.0, 11.0, "So")]]
+    blocks = pdf.load(make_pdf(tmp_path / "foot.pdf", pages), Bounds()).blocks
+    assert [block.text for block in blocks] == [f"{first} end on the page it began on. So", note]
+    assert [box.page for box in blocks[0].boxes] == [1, 2]
+
+
+def test_a_chapter_may_have_its_own_running_header(tmp_path: Path) -> None:
+    """In a long document a line in the margin of six pages runs, however small a share of the pages that is."""
+    pages = [[(50.0, 820.0, 9.0, "Chapter one" if n < 6 else f"Own {'abcdefghijklmnopqrst'[n]}"), (50.0, 600.0, 11.0, "Text.")] for n in range(20)]
+    blocks = pdf.load(make_pdf(tmp_path / "chapters.pdf", [*pages, *[[(50.0, 600.0, 11.0, "Text.")]] * 10]), Bounds()).blocks
+    assert sum(block.text == "Chapter one" for block in blocks) == 0
+    assert sum(block.text.startswith("Own") for block in blocks) == 14
+
+
+@pytest.mark.parametrize("scaled", ["named", "by the text's matrix", "by the page's matrix"])
+def test_headings_go_by_the_size_that_people_see(tmp_path: Path, scaled: str) -> None:
+    """A file may set every font in size 1 and stretch it: larger print is still a heading, with the level of its size."""
+    path = tmp_path / "sizes.pdf"
+    canvas = Canvas(str(path), pagesize=A4, invariant=1)
+    for at, (size, text) in enumerate([(20, "Motor cover"), (14, "What we pay"), *[(10, f"Line {n} of the text, without end.") for n in range(6)]]):
+        canvas.saveState()
+        if scaled == "by the page's matrix":
+            canvas.translate(50, 700 - 30 * at)
+            canvas.scale(size, size)
+        canvas.setFont("Helvetica", size if scaled == "named" else 1)
+        words = canvas.beginText()
+        if scaled == "by the text's matrix":
+            words.setTextTransform(size, 0, 0, size, 50, 700 - 30 * at)
+        elif scaled == "named":
+            words.setTextOrigin(50, 700 - 30 * at)
+        words.textOut(text)
+        canvas.drawText(words)
+        canvas.restoreState()
+    canvas.save()
+    blocks = pdf.load(str(path), Bounds()).blocks
+    assert [(block.text, block.level) for block in blocks if block.kind == "heading"] == [("Motor cover", 1), ("What we pay", 2)]
+
+
+def test_a_stamp_in_the_margin_is_not_read_into_the_text(tmp_path: Path) -> None:
+    """Short words that run up the page beside the text are one text of their own, behind the page's."""
+    path = tmp_path / "stamp.pdf"
+    canvas = Canvas(str(path), pagesize=A4, invariant=1)
+    canvas.setFont("Helvetica", 11)
+    for at in range(10):
+        canvas.drawString(72, 700 - 14 * at, f"line {at} of a text that goes on to its end")
+    canvas.rotate(90)
+    canvas.setFont("Helvetica", 20)
+    canvas.drawString(560, -40, "v3 of 30 Sep 2020")
+    canvas.save()
+    texts = [block.text for block in pdf.load(str(path), Bounds()).blocks]
+    assert texts == [" ".join(f"line {at} of a text that goes on to its end" for at in range(10)), "v3 of 30 Sep 2020"]
+
+
+def test_a_footnotes_mark_parts_no_line(tmp_path: Path) -> None:
+    """Small figures that stand higher than their line belong to it, and the line's size stays what it is."""
+    lines = [(50.0, 700.0, 11.0, "Damage by water"), (130.8, 704.5, 6.0, "1"), (134.5, 700.0, 11.0, ", where pipes burst, is covered."),
+             (50.0, 686.0, 11.0, "So is damage by fire."), (50.0, 650.0, 7.0, "and a note in small print")]  # fmt: skip
+    blocks = pdf.load(make_pdf(tmp_path / "mark.pdf", [lines]), Bounds()).blocks
+    assert blocks[0].text == "Damage by water1, where pipes burst, is covered. So is damage by fire."
+    assert len(blocks) == 2
+
+
+def test_each_item_of_a_list_is_a_text_of_its_own(tmp_path: Path) -> None:
+    """Items with bullets do not run into each other; an item's second line stays with it."""
+    lines = ["We cover:", "• damage by water,", "• damage by fire that", "   begins in the house,", "• theft."]
+    path = make_pdf(tmp_path / "list.pdf", [[(50.0, 700.0 - 14 * at, 11.0, line) for at, line in enumerate(lines)]])
+    assert [block.text for block in pdf.load(path, Bounds()).blocks] == [
+        "We cover:", "• damage by water,", "• damage by fire that begins in the house,", "• theft.",
+    ]  # fmt: skip
 
 
 def test_page_numbers_are_left_out_wherever_they_stand(tmp_path: Path) -> None:

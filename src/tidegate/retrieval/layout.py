@@ -52,8 +52,8 @@ def reading_order(boxes: Sequence[B], depth: int = 0) -> list[B]:
 
 
 def _columns(boxes: Sequence[B], strip: float, depth: int) -> list[B]:
-    left = [box for box in boxes if box.x1 <= strip]
-    right = [box for box in boxes if box.x1 > strip]
+    left = [box for box in boxes if box.x1 <= strip + GUTTER_PT / 2]
+    right = [box for box in boxes if box.x1 > strip + GUTTER_PT / 2]
     return reading_order(left, depth + 1) + reading_order(right, depth + 1)
 
 
@@ -78,7 +78,8 @@ def _side_by_side(left: Sequence[B], right: Sequence[B]) -> bool:
 
 
 def _crosses(box: Box, strip: float) -> bool:
-    return box.x1 > strip and box.x0 < strip + GUTTER_PT
+    """Whether it runs over the middle of the strip: what merely sticks out into it belongs to its own column."""
+    return box.x0 < strip + GUTTER_PT / 2 < box.x1
 
 
 def _middle(box: Box) -> float:

@@ -16,8 +16,9 @@ from tidegate.retrieval.tables import Table
 
 #: Lines in the outer share of a page may be running headers and footers, and its first and last lines where they are a page's number.
 MARGIN_SHARE, EDGE_LINES = 0.08, 2
-#: They stand on so many pages at least, and on so large a share of them: left and right pages may have their own.
-RUNNING_PAGES, RUNNING_SHARE = 3, 0.3
+#: They stand on so many pages at least, and on so large a share of them: left and right pages may have their own; or on so many, in a long
+#: document, for a chapter may have its own.
+RUNNING_PAGES, RUNNING_SHARE, RUNNING_ENOUGH = 3, 0.3, 6
 #: A cover has fewer characters than this, and none of a longer paragraph.
 COVER_CHARS, COVER_LINE_CHARS = 1_200, 120
 #: A document has a cover from so many pages on.
@@ -48,7 +49,7 @@ class Item(msgspec.Struct):
     @property
     def upright(self) -> bool:
         """A text that runs up or down the page, as in its margin."""
-        return self.line is not None and len(self.line.text) > 2 and self.bottom - self.top > 2 * (self.x1 - self.x0)
+        return self.line is not None and self.line.upright
 
 
 class Page(msgspec.Struct):
@@ -73,7 +74,7 @@ def drop_running(pages: Sequence[Page], notes: list[str]) -> None:
     """Leave out headers and footers that repeat, figures aside, and say which."""
     keys = [_running_keys(page) for page in pages]
     seen = Counter(key for of_page in keys for key in set(of_page.values()))
-    least = max(RUNNING_PAGES, RUNNING_SHARE * len(pages))
+    least = max(RUNNING_PAGES, min(RUNNING_SHARE * len(pages), RUNNING_ENOUGH))
     running = {key for key, times in seen.items() if times >= least}
     for page, of_page in zip(pages, keys, strict=True):
         page.items = [item for at, item in enumerate(page.items) if of_page.get(at) not in running]

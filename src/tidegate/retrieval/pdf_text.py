@@ -9,8 +9,8 @@ import ctypes
 import math
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -32,11 +32,19 @@ _FORM_DEPTH = 4
 UPRIGHT_SHARE = 0.8
 #: Characters further apart than this share of their size are no word.
 APART = 0.8
+#: What begins so near to the end of a line, in shares of its height, and at its height, goes on with it; gutters are wider.
+BESIDE = 0.35
+#: A wider gap than this share of the font's size is a space.
+WORD_GAP = 0.15
+#: Places to look for what begins at one, in points.
+_BUCKET_PT = 8.0
 #: Weight of a font from which it is bold.
 _BOLD = 600
 # A line ends behind its hyphen: PDFium puts U+FFFE where a word was hyphenated at a line's end, and U+0002 where older fonts do so.
 _LINE = re.compile("[^\r\n\ufffe\x02\xad]*[\ufffe\x02\xad]|[^\r\n\ufffe\x02\xad]+")
 _WORD = re.compile(r"\S+")
+#: What the ligature "ff" of TeX's fonts is called in files that name their characters wrong.
+_MISNAMED = re.compile("(?<=[a-z])\u21b5")
 #: PDFium's hyphens, and presentation forms that fonts are made of and nobody types: ligatures, Kangxi radicals.
 _FORMS = dict.fromkeys((0xFFFE, 0x2, 0xAD), "-") | {
     code: unicodedata.normalize("NFKC", chr(code)) for code in (*range(0xFB00, 0xFB07), *range(0x2F00, 0x2FD6), *range(0x2E80, 0x2EF4))
@@ -49,7 +57,8 @@ Matrix = tuple[float, float, float, float, float, float]
 
 
 class Line(msgspec.Struct):
-    """A line of text at its place, and the words that it is made of. `size`: the font's, to half a point."""
+    """A line of text at its place, and the words that it is made of. `size`: the font's, to half a point. `upright`: it runs up or down the
+    page as it is read."""
 
     text: str
     x0: float
@@ -59,6 +68,7 @@ class Line(msgspec.Struct):
     size: float = 0.0
     bold: bool = False
     words: list[Word] = []
+    upright: bool = False
 
 
 class Drawn(msgspec.Struct):
@@ -127,7 +137,7 @@ def upright(page: Any, frame: Frame) -> Frame:
     with closing(page.get_textpage()) as textpage:
         raw, count = textpage.raw, textpage.count_chars()
         angles = Counter(
-            round(math.degrees(pdfium.FPDFText_GetCharAngle(raw, at)) / 90) % 4
+            _quarters(raw, at)
             for at in range(0, count, count // 200 + 1)
             if not pdfium.FPDFText_IsGenerated(raw, at)  # spaces and line ends that stand nowhere
         )
@@ -138,6 +148,11 @@ def upright(page: Any, frame: Frame) -> Frame:
     return frame.turned(turned) if turned and times > UPRIGHT_SHARE * angles.total() else frame
 
 
+def _quarters(raw: Any, at: int) -> int:
+    """By how many quarters a character is turned, in the file's own coordinates."""
+    return round(math.degrees(pdfium.FPDFText_GetCharAngle(raw, at)) / 90) % 4
+
+
 def lines(page: Any, frame: Frame) -> list[Line]:
     """In the order of the file. What stands outside the page as it is shown is no part of it."""
     found = []
@@ -146,20 +161,22 @@ def lines(page: Any, frame: Frame) -> list[Line]:
         # One character for each of PDFium's, so that places in the text are its indices: half of a surrogate pair is one, too.
         text = "".join(chr(pdfium.FPDFText_GetUnicode(raw, at) or 0xFFFD) for at in range(textpage.count_chars()))
         for line in _LINE.finditer(text):
-            size = round(pdfium.FPDFText_GetFontSize(raw, line.start()) * 2) / 2
+            places = (line.start(), (line.start() + line.end()) // 2, line.end() - 1)  # it may begin or end with a footnote's mark
+            size = round(max(_size(raw, at) for at in places) * 2) / 2
             bold = _is_bold(raw, line.start()) and _is_bold(raw, line.end() - 1)
+            upright = (_quarters(raw, line.start()) - frame.rotation // 90) % 2 == 1
             words: list[Word] = []
             for word in _WORD.finditer(text, line.start(), line.end()):
                 for first, last, box in _pieces(raw, word.start(), word.end()):
                     clean, shown = _clean(text[first:last]), frame.shown(*box)
                     if not (clean and _is_shown(shown, frame)):
                         continue
-                    if words and (shown[1] > words[-1].bottom or shown[3] < words[-1].top):  # it stands on another line
+                    if words and not upright and (shown[1] > words[-1].bottom or shown[3] < words[-1].top):  # it stands on another line
                         found.append(line_of(words, size, bold))
                         words = []
                     words.append(Word(clean, *shown))
             if words:
-                found.append(line_of(words, size, bold))
+                found.append(line_of(words, size, bold, upright))
     return found
 
 
@@ -180,13 +197,53 @@ def _pieces(raw: Any, start: int, end: int) -> Iterator[tuple[int, int, _Box]]:
     yield first, end, around
 
 
-def line_of(words: list[Word], size: float, bold: bool = False) -> Line:
+def line_of(words: list[Word], size: float, bold: bool = False, upright: bool = False) -> Line:
     """Words of one line, in their order."""
     return Line(
         " ".join(word.text for word in words),
         min(word.x0 for word in words), min(word.top for word in words), max(word.x1 for word in words), max(word.bottom for word in words),
-        size, bold, words,
+        size, bold, words, upright,
     )  # fmt: skip
+
+
+def whole(lines: Sequence[Line]) -> list[Line]:
+    """Lines as people see them: PDFium ends one at every mark that stands higher or lower, such as that of a footnote."""
+    by_start: defaultdict[int, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_start[int(line.x0 / _BUCKET_PT)].append(line)
+    made: list[Line] = []
+    taken: set[int] = set()
+    for first in sorted(lines, key=lambda line: line.x0):
+        if id(first) in taken:
+            continue
+        joined = last = first
+        while (following := _beside(last, by_start, taken)) is not None:
+            taken.add(id(following))
+            larger = max(joined, following, key=lambda line: line.size)
+            space = " " if following.x0 - last.x1 > WORD_GAP * larger.size else ""
+            joined = Line(
+                joined.text + space + following.text, joined.x0, min(joined.top, following.top), max(joined.x1, following.x1),
+                max(joined.bottom, following.bottom), larger.size, larger.bold, [*joined.words, *following.words],
+            )  # fmt: skip
+            last = following
+        made.append(joined)
+    return made
+
+
+def _beside(line: Line, by_start: dict[int, list[Line]], taken: set[int]) -> Line | None:
+    """The line that begins where this one ends, at about its height."""
+    if line.upright:
+        return None
+    reach = BESIDE * (line.bottom - line.top)
+    for bucket in range(int((line.x1 - reach) / _BUCKET_PT), int((line.x1 + reach) / _BUCKET_PT) + 1):
+        for other in by_start.get(bucket, ()):
+            if other is line or other.upright or id(other) in taken or other.x1 <= line.x1:
+                continue
+            lower, higher = sorted((line.bottom - line.top, other.bottom - other.top))
+            shared = min(line.bottom, other.bottom) - max(line.top, other.top)
+            if abs(other.x0 - line.x1) <= BESIDE * higher and shared > 0.5 * lower:
+                return other
+    return None
 
 
 def drawn(page: Any, frame: Frame) -> Drawn:
@@ -277,7 +334,15 @@ def _clean(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").translate(_FORMS)
+    whole = _MISNAMED.sub("ff", whole)
     return "".join(char if char.isprintable() else "\ufffd" for char in whole)
+
+
+def _size(raw: Any, at: int) -> float:
+    """Of the font as it is shown, in points: a file may name the size 1 and stretch it (ISO 32000-1, 9.3.1 and 9.4.4)."""
+    found = pdfium.FS_MATRIX()
+    stretched = math.hypot(found.c, found.d) if pdfium.FPDFText_GetMatrix(raw, at, ctypes.byref(found)) else 1.0
+    return float(pdfium.FPDFText_GetFontSize(raw, at)) * (stretched or 1.0)
 
 
 def _is_bold(raw: Any, at: int) -> bool:

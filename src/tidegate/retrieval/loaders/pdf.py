@@ -21,7 +21,7 @@ from tidegate.core.document import Box
 from tidegate.core.errors import DocumentUnreadable
 from tidegate.retrieval import aligned, front_matter, ocr, pages, pdf_text, ruled
 from tidegate.retrieval.aligned import Word
-from tidegate.retrieval.flow import goes_on, join_lines
+from tidegate.retrieval.flow import compounds, goes_on, join_lines
 from tidegate.retrieval.layout import reading_order
 from tidegate.retrieval.loaded import Block, Bounds, Loaded, Part
 from tidegate.retrieval.pages import Item, Page
@@ -44,6 +44,8 @@ CONTENTS_PAGES = 4
 OVERLEAF_CHARS = 60
 #: The format came out in June 1993; a file that says that it was made before has no clock.
 FIRST_PDF_UNIX_S = 739_000_000
+#: What begins with one is an item of a list.
+_BULLET = re.compile(r"[•●○▪■◦‣⁃➢✓]\s")
 #: Of the lines, as many may be bold where bold lines are headings.
 BOLD_SHARE = 0.25
 
@@ -146,7 +148,8 @@ class _Reader:
             self._notes.append(f"Page {number} is a drawing of {drawn.paths} lines: they were not searched for tables.")
             drawn.across, drawn.down = [], []
         tables = ruled.find(drawn.across, drawn.down, words, number)
-        words = [word for word in words if not any(_inside(word, table.box) for table in tables)]
+        aside = {id(word) for line in lines if line.upright for word in line.words}
+        words = [word for word in words if id(word) not in aside and not any(_inside(word, table.box) for table in tables)]
         tables += aligned.find(words, drawn.across, number)
         items = _items(lines, tables)
         for item in items:
@@ -187,12 +190,14 @@ def _items(lines: Sequence[Line], tables: Sequence[Table]) -> list[Item]:
     """Tables, and lines of the words that are in none."""
     boxes = [table.box for table in tables]
     items = [Item(*box[1:], table=table) for box, table in zip(boxes, tables, strict=True)]
+    outside = []
     for line in lines:
         words = [word for word in line.words if not any(_inside(word, box) for box in boxes)]
         if words:
-            kept = line if len(words) == len(line.words) else pdf_text.line_of(words, line.size, line.bold)
-            kept.words = []  # memory stays constant over the pages
-            items.append(Item(kept.x0, kept.top, kept.x1, kept.bottom, line=kept))
+            outside.append(line if len(words) == len(line.words) else pdf_text.line_of(words, line.size, line.bold, line.upright))
+    for line in pdf_text.whole(outside):
+        line.words = []  # memory stays constant over the pages
+        items.append(Item(line.x0, line.top, line.x1, line.bottom, line=line))
     return items
 
 
@@ -200,6 +205,8 @@ def _blocks(read: Sequence[Page], size: float) -> list[Block]:
     levels = _Levels(read, size)
     blocks: list[Block] = []
     table: Table | None = None  # the last block, where it is one
+    broken: dict[float, int] = {}  # by the size of its print, the last paragraph since a heading or a table: it may go on behind footnotes
+    hyphened = compounds(item.text for page in read for item in page.items)
     for page in read:
         across = [item for item in page.items if not item.upright]
         for group in _paragraphs([*reading_order(across), *(item for item in page.items if item.upright)]):
@@ -210,25 +217,37 @@ def _blocks(read: Sequence[Page], size: float) -> list[Block]:
                 if whole is not None:
                     blocks.pop()
                 table = whole or found
+                broken.clear()
                 blocks.append(Block(table.markdown(), "table", boxes=table.line_boxes(), part=part))
                 continue
             lines = [item.line for item in group if item.line]
-            text = join_lines(line.text for line in lines)
+            text = join_lines((line.text for line in lines), hyphened)
             box = page.shown(around(Box(page.number, item.x0, item.top, item.x1, item.bottom) for item in group))
-            if not group[0].upright and (level := levels.of(lines, text)):
-                blocks.append(Block(text, "heading", level, [box], part))
-            elif blocks and table is None and _overleaf(blocks[-1], text, part):
-                last = blocks.pop()
-                blocks.append(Block(join_lines([last.text, text]), boxes=[*last.boxes, box], part=part))
-            else:
-                blocks.append(Block(text, boxes=[box], part=part))
             table = None
+            if group[0].upright:
+                blocks.append(Block(text, boxes=[box], part=part))
+                continue
+            if level := levels.of(lines, text):
+                broken.clear()
+                blocks.append(Block(text, "heading", level, [box], part))
+                continue
+            at = broken.get(lines[0].size)
+            if at is not None and _overleaf(blocks[at], text, part) and (at == len(blocks) - 1 or _elsewhere(blocks[at].boxes[-1], box)):
+                blocks[at] = Block(join_lines([blocks[at].text, text], hyphened), boxes=[*blocks[at].boxes, box], part=part)
+            else:
+                broken[lines[0].size] = len(blocks)
+                blocks.append(Block(text, boxes=[box], part=part))
     return blocks
 
 
 def _overleaf(last: Block, text: str, part: Part) -> bool:
     """Whether a paragraph that begins a page, or a column, is the rest of the one before it."""
     return last.kind == "paragraph" and last.part == part and len(last.text) > OVERLEAF_CHARS and goes_on(last.text, text)
+
+
+def _elsewhere(last: Box, box: Box) -> bool:
+    """On another page, or in the next column."""
+    return box.page != last.page or box.top < last.bottom
 
 
 class _Levels:
@@ -271,7 +290,7 @@ def _gap(last: Item, item: Item) -> float:
 
 
 def _follows(last: Item, item: Item, height: float, leading: float) -> bool:
-    if last.line is None or item.line is None or last.part != item.part:
+    if last.line is None or item.line is None or last.part != item.part or _BULLET.match(item.text):
         return False
     if abs(last.line.size - item.line.size) > 0.5 or last.line.bold != item.line.bold:
         return False
