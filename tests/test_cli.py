@@ -32,6 +32,7 @@ from tidegate.core.keys import hash_key
 from tidegate.core.ports import KeyLimits, KeyRecord
 from tidegate.core.search import Filter, IndexProgress, IndexState, Ranking
 from tidegate.retrieval.ingest import IngestReport, Progress
+from tidegate.retrieval.quality import Mean, Quality, Ranked
 from tidegate.retrieval.search import Searched
 from tidegate.retrieval.structure import Rules
 
@@ -55,7 +56,8 @@ def tidegate(*args: str) -> Result:
 def app(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stands in for the files of tidegate.app and for tidegate.home; `calls` is what they were asked."""
     fake = SimpleNamespace(calls=[])
-    for package, name in ((app_package, "serving"), (app_package, "collections"), (app_package, "parts"), (tidegate_package, "home")):
+    files = [(app_package, name) for name in ("serving", "collections", "parts", "evaluate")]
+    for package, name in (*files, (tidegate_package, "home")):
         monkeypatch.setitem(sys.modules, f"{package.__name__}.{name}", fake)
         monkeypatch.setattr(package, name, fake, raising=False)
     return fake
@@ -266,6 +268,44 @@ def test_explain_hands_on_its_filter(app: SimpleNamespace) -> None:
     result = tidegate("explain", "why", "-k", "3", "--collection", "c", "--tag", "a=b", "--since", "1970-01-02", "--min-confidence", "0.5")
     assert app.calls == [("why", "c", 3, Filter({"a": "b"}, 86400.0, None, 0.5))]
     assert result.output == "exact\nSort·\n"
+
+
+def judged(recall: float) -> Quality:
+    figure = Mean(recall, 0.0, 1.0)
+    order = Ranked(figure, dict.fromkeys((1, 3, 5, 10), figure), figure, figure)
+    return Quality("c", "7-a", "s.jsonl", "0" * 64, 2, {"vector": order, "final": order}, {"vector": Mean(0.125, -0.5, 0.5)}, ["gone\x07.md"])
+
+
+def test_eval_prints_each_order_with_its_interval(app: SimpleNamespace, tmp_path: Path) -> None:
+    """The gain with its sign, what the collection does not hold, and exit code 1 below the bound."""
+    async def evaluate_retrieval(settings: Any, path: Path, *, collection: str, save: bool, progress: Callable[[int, int], None]) -> Quality:
+        app.calls.append((path.name, collection, save))
+        progress(1, 2)
+        return judged(0.75)
+
+    app.evaluate_retrieval = evaluate_retrieval
+    result = tidegate("eval", "retrieval", "s.jsonl", "--collection", "c", "--min-recall", "0.75")
+    assert result.exit_code == 0
+    head = "2 questions of s.jsonl, collection c at index version 7-a"
+    for said in (head, "0.750", "0.000..1.000", "+0.125", "-0.500..+0.500", "does not hold gone·.md"):
+        assert said in result.stdout
+    assert tidegate("eval", "retrieval", "s.jsonl", "--no-save", "--min-recall", "0.76").exit_code == 1
+    assert app.calls == [("s.jsonl", "c", True), ("s.jsonl", "default", False)]
+    assert json.loads(tidegate("eval", "retrieval", "s.jsonl", "--json").stdout)["orders"]["final"]["mrr"]["value"] == 0.75
+
+
+def test_eval_tells_what_earlier_runs_said(app: SimpleNamespace) -> None:
+    """Newest first, as they came; a set and --history exclude each other."""
+    async def list_evaluations(settings: Any, collection: str, limit: int) -> list[tuple[float, Quality]]:
+        return [(86_400.0, judged(0.5)), (0.0, judged(0.25))]
+
+    app.list_evaluations = list_evaluations
+    shown = tidegate("eval", "retrieval", "--history").stdout
+    assert shown.index("1970-01-02 00:00:00") < shown.index("1970-01-01 00:00:00")
+    assert "s.jsonl 00000000" in shown
+    assert json.loads(tidegate("eval", "retrieval", "--history", "--json").stdout)[1]["at_unix_s"] == 0
+    for wrong in ((), ("s.jsonl", "--history")):
+        assert tidegate("eval", "retrieval", *wrong).exit_code == 2
 
 
 FOUND = Searched(
