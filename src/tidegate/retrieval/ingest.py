@@ -194,7 +194,8 @@ class _Job:
         self.told.begun(path)
         source = _source(path, self.base)
         size_bytes, content_sha256 = await asyncio.to_thread(_digest, path, self.bounds.max_bytes)
-        kept = self.keep_files and path.suffix.lower() in picture.SUFFIXES and size_bytes <= picture.MOST_BYTES
+        drawable = self.keep_files and path.suffix.lower() in picture.SUFFIXES
+        kept = drawable and size_bytes <= picture.MOST_BYTES
         sha256 = self._sha256(content_sha256, kept)
         if await self._patiently(lambda: self.store.document_sha(self.collection, source)) == sha256:
             self._unchanged(path)
@@ -214,13 +215,15 @@ class _Job:
         )  # fmt: skip
         texts = [embedded_text(loaded.title, passage) for passage in passages]
         passages = await asyncio.to_thread(_with_words, passages, texts)
-        return bulk.Ready(path, document, passages, texts, loaded.notes, content_sha256 if kept else None)
+        return bulk.Ready(path, document, passages, texts, notes, content_sha256 if kept else None)
 
     async def embed(self, texts: list[str]) -> Vectors:
         vectors = await self._patiently(lambda: self.embedder.embed(texts, "passage"))
         self.told.embedded(len(texts))
         return vectors
 
+        too_large = f"The file is larger than {picture.MOST_BYTES >> 20} MiB and is not kept: its pages cannot be shown."
+        notes = [*loaded.notes, too_large] if drawable and not kept else loaded.notes
     async def write(self, ready: bulk.Ready, vectors: Vectors) -> None:
         """Store the document, unless somebody did meanwhile: another ingest, or a try of this one whose answer got lost."""
         path, document = str(ready.path), ready.document

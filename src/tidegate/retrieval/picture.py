@@ -14,8 +14,8 @@ from tidegate.core.document import PagePicture
 from tidegate.core.errors import Busy, DocumentUnreadable, NotFound
 from tidegate.core.ports import FileStore
 
-#: What can be drawn, and up to which size it is kept for that: the database sends a file in one piece.
-SUFFIXES, MOST_BYTES = (".pdf",), 256 << 20
+#: What can be drawn, and up to which size it is kept for that: one statement brings it to the database, whose time is bounded (64 MiB took 4 s).
+SUFFIXES, MOST_BYTES = (".pdf",), 32 << 20
 #: Seconds that drawing one page may take, and that a request waits for its turn.
 DRAW_S, WAIT_S = 10.0, 15.0
 #: Address space of a process that draws.
