@@ -214,6 +214,8 @@ class _Job:
             supersedes=self._supersedes(source, path, loaded), fingerprint=self.embedder.fingerprint,
         )  # fmt: skip
         texts = [embedded_text(loaded.title, passage) for passage in passages]
+        too_large = f"The file is larger than {picture.MOST_BYTES >> 20} MiB and is not kept: its pages cannot be shown."
+        notes = [*loaded.notes, too_large] if drawable and not kept else loaded.notes
         passages = await asyncio.to_thread(_with_words, passages, texts)
         return bulk.Ready(path, document, passages, texts, notes, content_sha256 if kept else None)
 
@@ -222,8 +224,6 @@ class _Job:
         self.told.embedded(len(texts))
         return vectors
 
-        too_large = f"The file is larger than {picture.MOST_BYTES >> 20} MiB and is not kept: its pages cannot be shown."
-        notes = [*loaded.notes, too_large] if drawable and not kept else loaded.notes
     async def write(self, ready: bulk.Ready, vectors: Vectors) -> None:
         """Store the document, unless somebody did meanwhile: another ingest, or a try of this one whose answer got lost."""
         path, document = str(ready.path), ready.document
