@@ -162,7 +162,7 @@ def test_rivals_get_no_more_than_they_wait_for() -> None:
     assert queue.rivals_ns(flow, 100) == (pytest.approx(10 + 400 + 100), pytest.approx(10 + 400 + 100))
 
 
-@pytest.mark.parametrize("flows", [3, 8])
+@pytest.mark.parametrize("flows", [2, LOOK_AT])
 @pytest.mark.parametrize("most", [1, 2, 10])
 def test_what_is_said_to_come_before_a_newcomer_is_what_comes(flows: int, most: int) -> None:
     """Over many queues, whose flows have one item each or several: the slot time that is served before a newcomer, on average within a tenth."""

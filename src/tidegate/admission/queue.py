@@ -21,7 +21,7 @@ from itertools import islice
 FlowKey = tuple[str, str]
 
 #: Flows that are looked at one by one; of more it is these that stand for all, so that no number of tenants makes a request dear.
-LOOK_AT = 8
+LOOK_AT = 5
 #: Flows that are kept before those that virtual time has passed are forgotten.
 _MOST_FLOWS = 512
 
@@ -219,8 +219,8 @@ class Queue:
         return before, before_soon if soon else before
 
     def heaviest(self) -> Flow | None:
-        """The flow with the most that waits for its weight: whose last place is given up where the queue is full."""
-        flows = [flow for flow in islice(self.busy.values(), LOOK_AT) if flow.items]
+        """The flow with the most that waits for its weight, of those that are looked at: whose last place is given up where the queue is full."""
+        flows = [flow for flow in islice(self.busy.values(), 2 * LOOK_AT) if flow.items]
         return max(flows, key=lambda flow: flow.waiting_cost / flow.weight, default=None)
 
     def booked(self, flow: Flow, slot_ns: int) -> None:
