@@ -120,6 +120,11 @@ class Flight:
             self.first_token_ns = at_ns
         self.token_ns.append(at_ns)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the record is made: what is noted now would be in none."""
+        return bool(self.laps) and self.laps[-1][0] == "close"
+
     def finish(self, end: End, http_status: int, version: str = "") -> FlightRecord:
         """Close the flight: what is left of the time goes to `close`, and the record is made. Called once, at the end, whatever happened."""
         self.end = end

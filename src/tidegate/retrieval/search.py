@@ -16,6 +16,7 @@ from tidegate.core.words import words
 from tidegate.retrieval.compress import compress
 from tidegate.retrieval.diverse import choose
 from tidegate.retrieval.fuse import fuse
+from tidegate.retrieval.recall import Sampler
 from tidegate.retrieval.rerank import OFF, RerankerParts, Second, known_rerankers, open_rerankers
 from tidegate.retrieval.settings import RetrievalSettings
 
@@ -89,6 +90,7 @@ class Search:
         self._store = store
         self._settings = settings
         self._rerankers = open_rerankers([settings.rerank], RerankerParts(settings)) if rerankers is None else rerankers
+        self._sampler = Sampler(store, settings.recall_sample)
 
     async def find(
         self, question: str, *, k: int | None = None, wanted: Filter = ANY, collection: str | None = None, steps: Steps | None = None,
@@ -116,6 +118,8 @@ class Search:
         if found.fingerprint not in ("", self._embedder.fingerprint):
             raise OtherEmbedder(collection or settings.collection, found.fingerprint, self._embedder.fingerprint)
         clock.lap("store")
+        if ask is not None:
+            self._sampler.look(ask.flight, collection or settings.collection, vector, k, wanted, found)
         if hybrid:
             found = fuse(found)
         passages = _strong(found, steps.min_score)
@@ -146,6 +150,7 @@ class Search:
         return self._rerankers[name]
 
     async def close(self) -> None:
+        await self._sampler.close()
         for second in self._rerankers.values():
             await second.close()
 

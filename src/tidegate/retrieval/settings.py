@@ -45,6 +45,11 @@ class RetrievalSettings(Section):
         "features",
         description="What looks at the candidates a second time: the name of a file in retrieval/rerankers (features, onnx, http, engine), or off.",
     )
+    recall_sample: float = Field(
+        0.01, ge=0, le=1,
+        description="Share of the searches by the graph of neighbours that are done again beside the answer by comparing everything: their recall is "
+        "a metric. One at a time; 0: none.",
+    )
     rerank_share: float = Field(
         0.5, gt=0, lt=1, description="Most of a search's time left that the second look may take; one that is slower, or fails, changes nothing."
     )
