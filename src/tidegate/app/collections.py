@@ -12,6 +12,7 @@ from tidegate.core.ports import Embedder, PassageStore
 from tidegate.core.search import Filter, IndexProgress, IndexState
 from tidegate.retrieval.ingest import Given, IngestReport, Progress
 from tidegate.retrieval.ingest import ingest as ingest_paths
+from tidegate.retrieval.reembed import reembed as reembed_all
 from tidegate.retrieval.search import Search, Searched
 from tidegate.retrieval.structure import Rules
 from tidegate.settings import Settings
@@ -42,6 +43,16 @@ async def ingest(
         return await ingest_paths(
             paths, collection=collection, given=given, embedder=embedder, store=store, base=base, progress=progress, prune=prune,
             settings=settings.retrieval, rules=rules,
+        )
+
+
+async def reembed(settings: Settings, collection: str, progress: Callable[[Progress], None]) -> int:
+    """`tidegate ingest --reembed`: new vectors for a collection whose embedder was changed; tells for how many documents."""
+    async with embedder_and_passages(settings) as (embedder, store):
+        total = len(await store.list_documents(collection))
+        return await reembed_all(
+            collection, embedder=embedder, store=store, patience_s=settings.retrieval.ingest_patience_s,
+            progress=lambda done, source: progress(Progress(done, total, source, "embedding")),
         )
 
 

@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 )
 @click.option("--prune", is_flag=True, help="Also remove documents of these folders whose file is gone.")
 @click.option(
+    "--reembed", is_flag=True,
+    help="Read no files, but embed all passages of the collection anew, with the embedder that runs now; nobody can search it until that is done.",
+)
+@click.option(
+    "--on", "cluster", type=click.Choice(["ray"]), help="Read and embed on a cluster; files and database must be reachable from its machines."
+)
+@click.option(
     "--workers", type=click.IntRange(1, 256), help="Files that are read at once (default: retrieval.ingest_workers, else the number of cores)."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -46,25 +53,32 @@ if TYPE_CHECKING:
 @click.pass_context
 def ingest(
     ctx: click.Context, paths: tuple[Path, ...], collection: str | None, capability: str | None, tags: tuple[str, ...], date: str | None,
-    confidence: float | None, supersedes: tuple[str, ...], base: Path | None, prune: bool, workers: int | None, as_json: bool,
-    config: Path | None, sets: tuple[str, ...],
+    confidence: float | None, supersedes: tuple[str, ...], base: Path | None, prune: bool, reembed: bool, cluster: str | None, workers: int | None,
+    as_json: bool, config: Path | None, sets: tuple[str, ...],
 ) -> None:
     """Read documents into a collection: PDF, Word, Excel, HTML, Markdown, CSV, text; unchanged ones are skipped, a bad one does not stop the rest."""
     settings = settings_from(config, sets, retrieval__ingest_workers=workers)
-    if not paths:
+    if not paths and not reembed:
         raise click.UsageError("Name the files or folders that are to be read.")
-    from tidegate.app import collections
+    if reembed and (paths or cluster):
+        raise click.UsageError("--reembed reads no files, and runs on no cluster: name the collection alone.")
+    from tidegate.app import collections, on_ray
     from tidegate.retrieval.ingest import Given
 
-    given = Given(dict(pair(tag) for tag in tags), _unix_s(date), confidence, supersedes)
+    # Seen from here, also where another machine reads the files.
+    instead_of = tuple(name if base or "://" in name else str(Path.cwd() / name) for name in supersedes)
+    given = Given(dict(pair(tag) for tag in tags), _unix_s(date), confidence, instead_of)
 
     try:
         with _progress(quiet=as_json) as progress:
             its_own, rules = _of_capability(settings, capability) if capability else (settings.retrieval.collection, None)
             into = collection or its_own
-            report = asyncio.run(
-                collections.ingest(settings, paths, collection=into, given=given, base=base, prune=prune, rules=rules, progress=progress)
-            )
+            if reembed:
+                done = asyncio.run(collections.reembed(settings, into, progress))
+                click.echo(f"{done} documents of {into} embedded anew")
+                return
+            run = on_ray.ingest if cluster else collections.ingest
+            report = asyncio.run(run(settings, paths, collection=into, given=given, base=base, prune=prune, rules=rules, progress=progress))
     except KeyboardInterrupt:
         click.echo("stopped: the documents that are stored stay, whole; the next run goes on from there", err=True)
         ctx.exit(130)

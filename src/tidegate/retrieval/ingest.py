@@ -97,12 +97,14 @@ async def ingest(
     settings: RetrievalSettings | None = None,
     rules: Rules | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
+    finishing: bool = True,
 ) -> IngestReport:
     """Read what is under `paths` into `collection`, several documents side by side.
 
     `given` wins over what a document says of itself, which wins over the detected `lang`. `base`: documents are named by their path relative to
     it (so that the same folder elsewhere gives the same names); without it by their absolute path. `prune`: also remove documents whose file is
-    gone. `settings`: bounds of a file, size of a passage, how many are read at once. `rules`: what the domain knows of its documents.
+    gone. `settings`: bounds of a file, size of a passage, how many are read at once. `rules`: what the domain knows of its documents. `finishing`
+    false: others are at it too, and somebody calls `finish` after all.
     Raises OtherEmbedder where the collection's vectors are another's; StoreDown where the store or the embedder cannot be reached: documents stored
     before that stay, and the next run goes on there; SettingsError where OCR is set and not installed. May be cancelled at any time: a document is
     stored whole or not at all.
@@ -126,17 +128,23 @@ async def ingest(
         loaders = [await stack.enter_async_context(Loader(job.bounds)) for _ in range(workers)]
         steps = bulk.Steps([partial(job.read, loader) for loader in loaders], job.embed, job.write, job.failed)
         await bulk.run(found.files, steps)
+    if finishing:
+        await finish(report, found.folders, collection, store, base)
+    report.seconds = (time.perf_counter_ns() - began_ns) / 1e9
+    return report
+
+
+async def finish(report: IngestReport, folders: Sequence[Path], collection: str, store: DocumentStore, base: Path | None) -> None:
+    """What comes after all documents: those whose file is gone (removed where `report.pruned` says so), indexes, and the report in order."""
     documents = await store.list_documents(collection)
-    report.vanished = [source async for source in _vanished(found.folders, documents, base)]
-    if prune:
+    report.vanished = [source async for source in _vanished(folders, documents, base)]
+    if report.pruned:
         for source in report.vanished:
             await store.delete_document(collection, source)
     if report.stored or report.pruned:
         await store.build_indexes(collection)
     report.notes += _superseding_nobody(documents, set(report.stored), base)
     report.sort()
-    report.seconds = (time.perf_counter_ns() - began_ns) / 1e9
-    return report
 
 
 def _bounds(settings: RetrievalSettings) -> Bounds:
