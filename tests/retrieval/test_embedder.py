@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tidegate.core.errors import BadRequest, LocalPartError, StoreDown
+from tidegate.core.errors import BadRequest, EmbedderDown, LocalPartError, StoreDown
 from tidegate.retrieval.e5_model import Window, batches
 from tidegate.retrieval.embedder import LocalEmbedder
 
@@ -132,6 +132,27 @@ async def test_an_error_in_the_model_reaches_its_caller_and_nobody_else(stand_in
     await embedder.close()
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+async def test_what_is_no_number_is_never_a_vector(stand_in, number):
+    """It is an error: in an index it would be compared with every question."""
+    model = stand_in()
+    model.run = lambda windows: np.full((len(windows), 384), number, np.float32)
+    embedder = LocalEmbedder(NOWHERE, load=model)
+    with pytest.raises(EmbedderDown, match="no number"):
+        await embedder.embed(["text"], "passage")
+    await embedder.close()
+
+
+async def test_a_hundred_thousand_texts_have_a_hundred_thousand_rows(stand_in):
+    """In one call, and questions are answered meanwhile."""
+    embedder = LocalEmbedder(NOWHERE, load=stand_in())
+    ingest = asyncio.ensure_future(embedder.embed(["passage"] * 100_000, "passage"))
+    await embedder.embed(["question"], "query")
+    assert not ingest.done()
+    assert (await ingest).shape == (100_000, 384)
+    await embedder.close()
+
+
 async def test_a_model_that_cannot_be_loaded_is_an_error_of_every_call():
     """`start` and `embed` say the same, with the way out."""
 
@@ -164,6 +185,7 @@ async def test_closing_answers_those_who_wait(stand_in, until):
 @pytest.mark.parametrize(("text", "says"), [
     ("a\ud800b", "lone surrogate at character 1"),
     ("x" * 100_001, "100,001 characters"),
+    ("x" * 1_000_000, "1,000,000 characters"),
 ])
 async def test_a_text_that_cannot_be_embedded_is_named(embedder, text, says):
     """The error says which text and why."""

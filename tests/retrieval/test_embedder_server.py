@@ -12,7 +12,9 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -56,6 +58,12 @@ async def client_of(path: Path) -> AsyncIterator[EmbedderClient]:
     yield client
     await client.close()
     await asyncio.sleep(0)
+
+
+def packed(message: dict[str, Any]) -> bytes:
+    """A frame that need not be a message of the protocol."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4, "big") + body
 
 
 def start_child(path: Path, cache: Path) -> subprocess.Popen[bytes]:
@@ -181,6 +189,14 @@ async def test_a_caller_that_leaves_frees_the_process(run_dir, stand_in, until):
     b"\0\0\0\x03abc",
     frame(Info(1))[:4] + b"\x93\x01\x02\x03" + b"\0" * 40,
     b"GET / HTTP/1.1\r\n\r\n",
+    packed({"type": "embed", "id": 1, "kind": "query", "texts": "not a list"}),
+    packed({"type": "embed", "id": 1, "kind": "query", "texts": ["a", 1]}),
+    packed({"type": "embed", "id": 1, "kind": "query", "texts": [None]}),
+    packed({"type": "embed", "id": 1, "kind": "document", "texts": ["a"]}),
+    packed({"type": "embed", "id": "1", "kind": "query", "texts": ["a"]}),
+    packed({"type": "embed", "id": 1, "kind": "query"}),
+    packed({"type": "drop", "id": 1}),
+    packed({"type": "embed", "id": 1, "kind": "query", "texts": ["???"]}).replace(b"???", b"\xed\xa0\x80"),  # a lone surrogate
 ])
 async def test_a_malformed_frame_closes_that_connection_only(run_dir, stand_in, sent, caplog):
     """Whoever sends garbage is shown out; others do not notice. The log names the reason, not the content."""
@@ -223,6 +239,33 @@ async def test_too_many_texts_in_one_frame_are_refused_and_the_client_never_send
         assert (answer.id, answer.why) == (7, "refused")
         assert (await client.embed(["x"] * 1_100, "query")).shape == (1_100, 384)
         assert len(await client.count_tokens(["y" * 40_000] * 40)) == 40
+
+
+async def test_a_text_of_a_megabyte_is_refused_by_the_process_too(run_dir, stand_in):
+    """Not every caller is our client."""
+    path = run_dir / "e.sock"
+    async with serving(path, stand_in()):
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(frame(Embed(7, "query", ["x" * 1_000_000])))
+        frames, answers = Frames(), []
+        while not answers:
+            answers = frames.feed(await asyncio.wait_for(reader.read(65536), 10))
+        answer = ANSWERS.decode(answers[0])
+        writer.close()
+        assert isinstance(answer, Failed)
+        assert (answer.why, "1,000,000 characters" in answer.message) == ("refused", True)
+
+
+async def test_a_row_that_is_no_number_is_refused(run_dir, stand_in, monkeypatch: pytest.MonkeyPatch):
+    """Whatever runs on the socket: NaN goes into no store."""
+
+    async def embed(self, texts, kind):
+        return np.full((len(texts), 384), np.nan, np.float32)
+
+    async with serving(run_dir / "e.sock", stand_in()), client_of(run_dir / "e.sock") as client:
+        monkeypatch.setattr(LocalEmbedder, "embed", embed)
+        with pytest.raises(EmbedderDown, match="no number"):
+            await client.embed(["x"], "passage")
 
 
 async def test_a_full_queue_says_busy(run_dir, stand_in, monkeypatch: pytest.MonkeyPatch, until):

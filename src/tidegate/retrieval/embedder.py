@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from tidegate.core.errors import StoreDown
+from tidegate.core.errors import EmbedderDown, StoreDown
 from tidegate.core.ports import Vectors
 from tidegate.retrieval.e5_model import E5Model, Window, batches, load_model
 from tidegate.retrieval.e5_runtimes import Runtime
@@ -199,6 +199,8 @@ class LocalEmbedder:
                 vectors[window.text] += window.weight * mean
             yield
         self._counted[kind] += len(texts)
+        if not np.isfinite(vectors).all():  # a store would keep it, and every search would compare with it
+            raise EmbedderDown("The embedder computed something that is no number.", hint="Start it again; if it stays, install its packages anew.")
         # The factor by which a sum of windows is larger than their mean goes away here too.
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors

@@ -117,7 +117,10 @@ class EmbedderClient:
                 raise self._down("answered with something else than vectors")
             if answer.fingerprint != self.fingerprint:
                 raise self._down(f"runs another model ({answer.fingerprint or 'unnamed'}, wanted {self.fingerprint}): start it again")
-            rows[done : done + len(part)] = np.frombuffer(answer.rows, "<f4").reshape(len(part), DIMENSIONS)
+            came = np.frombuffer(answer.rows, "<f4").reshape(len(part), DIMENSIONS)
+            if not np.isfinite(came).all():
+                raise self._down("answered with something that is no number")
+            rows[done : done + len(part)] = came
             done += len(part)
         return rows
 
