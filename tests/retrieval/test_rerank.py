@@ -123,22 +123,23 @@ def test_features_weigh_rare_words_more() -> None:
     assert covered[0] == covered[2] < 0.2
 
 
-def test_features_see_names_phrases_and_titles() -> None:
+def test_features_see_codes_phrases_and_titles() -> None:
     """A code as it is written, two words that stand together, words of the document's title."""
     of = rows("What does form KX-7 say of water damage?", found("Form KX-7: water damage.", "Damage by water is in another form."))
-    assert of["names"] == [1.0, 0.0]
+    assert of["coverage"][0] > of["coverage"][1]
     assert of["phrases"][0] > of["phrases"][1]
-    titled = Found([Passage("a", "d", "Water cover", "x water", 0.8), Passage("b", "d", "Fire cover", "x", 0.8)])
-    assert rows("water", titled)["title"] == [1.0, 0.0]
+    titled = Found([Passage("a", "d", "Water cover", "x", 0.8), Passage("b", "d", "Fire cover", "x", 0.8)])
+    assert rows("water", titled)["coverage"] == [1.0, 0.0]
 
 
 def test_features_read_what_the_legs_said() -> None:
-    """BM25 beside the best, the coverage of the words leg, cosine beside the best: each from 0 to 1; without legs and words all is still a figure."""
+    """Votes and cosine beside the best, BM25 as far as the best covers the question; each from 0 to 1, whatever is missing."""
     passages = [Passage("a", "d", "", "alpha", 0.8), Passage("b", "d", "", "beta", 0.75), Passage("c", "d", "", "gamma", 0.4)]
     of = rows("delta", Found(passages, legs=[Ranking("words", ["b", "a"], [8.0, 2.0], [0.75, 0.25])]))
-    assert of["bm25"] == [0.25, 1.0, 0.0]
-    assert of["coverage"] == [0.25, 0.75, 0.0]
+    assert of["bm25"] == [0.1875, 0.75, 0.0]
+    assert of["fused"] == [pytest.approx(0.25**2 / 62 / (0.75**2 / 61)), 1.0, 0.0]
     assert of["cosine"] == pytest.approx([1.0, 0.5, 0.0])
+    assert of["coverage"] == [0.0, 0.0, 0.0]
     for question, some in (("", found("a")), ("?!", found("", "")), ("a", Found([]))):
         assert all(0 <= figure <= 1 for row in features.features(question, some) for figure in row)
 

@@ -23,9 +23,15 @@ _POWER = 2
 
 def fuse(found: Found, *, k: int = K) -> Found:
     """The same passages and legs, the passages in the order of both; as they came where there is one leg. Of equals, the one that came first."""
-    votes: defaultdict[str, float] = defaultdict(float)
+    by_id = votes(found, k=k)
+    return msgspec.structs.replace(found, passages=sorted(found.passages, key=lambda passage: -by_id.get(passage.id, 0.0)))
+
+
+def votes(found: Found, *, k: int = K) -> dict[str, float]:
+    """What both legs give each passage that one of them found, by its id."""
+    by_id: defaultdict[str, float] = defaultdict(float)
     for leg in found.legs:
         weights = [coverage**_POWER for coverage in leg.coverage] if leg.leg == "words" else [1.0] * len(leg.ids)
         for rank, (id, weight) in enumerate(zip(leg.ids, weights, strict=True), 1):
-            votes[id] += weight / (k + rank)
-    return msgspec.structs.replace(found, passages=sorted(found.passages, key=lambda passage: -votes[passage.id]))
+            by_id[id] += weight / (k + rank)
+    return dict(by_id)

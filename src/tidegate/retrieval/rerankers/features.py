@@ -1,4 +1,4 @@
-"""Without a model: a linear rule over what the legs said, and over how the question's words, figures and names stand in a passage.
+"""Without a model: a linear rule over what the legs said, and over how the question's words and figures stand in a passage.
 
 The weights were chosen on one half of the data and judged on the other: benchmarks/rerank.py, docs/search.md.
 """
@@ -8,26 +8,24 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from tidegate.core.ask import Ask, Passage
-from tidegate.core.search import Found
+from tidegate.core.search import Found, Ranking
 from tidegate.core.words import words
+from tidegate.retrieval.fuse import votes
 from tidegate.retrieval.rerank import RerankerParts
 
-NAMES = ("fused", "cosine", "bm25", "coverage", "figures", "names", "phrases", "title")
+NAMES = ("fused", "cosine", "bm25", "coverage", "figures", "phrases")
 #: In the order of NAMES.
-WEIGHTS = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+WEIGHTS = (0.27, 1.0, 0.13, 0.17, 0.26, 0.17)
 
-#: Reciprocal rank fusion's constant: the first place is worth 1 here.
-_K = 60
 #: Cosines of the shipped embedder lie in a narrow band: this far below the best is as good as nothing.
 _BAND = 0.1
 _FIGURE = re.compile(r"\d+(?:[.,:/]\d+)*")
 #: What stands right behind a figure and belongs to it.
 _UNIT = re.compile(r"\s?(%|‰|°|[^\W\d_]{1,12})")
-#: Codes (A-12, XK7), abbreviations, and words with a capital that begin no sentence.
-_NAME = re.compile(r"\b(?=\w*\d)(?=\w*[^\W\d_])[\w/-]{2,}\b|\b[A-Z]{2,}\b|(?<=[a-z0-9,;'] )[A-Z][\w'-]+")
 
 
 def figures(text: str) -> dict[str, set[str]]:
@@ -40,40 +38,49 @@ def figures(text: str) -> dict[str, set[str]]:
 
 
 def features(question: str, found: Found) -> list[list[float]]:
-    """A row for each passage, a figure from 0 to 1 for each of NAMES."""
-    texts = [words(passage.text) for passage in found.passages]
+    """A row for each passage, a figure from 0 to 1 for each of NAMES.
+
+    - fused: the votes of both legs, beside the most that a passage has;
+    - cosine: how near to the best it is;
+    - bm25: beside the best, as much as the best covers of the question: words without evidence say nothing;
+    - coverage: the share of the question's words that the passage and its title hold, by how few candidates hold them;
+    - figures: the share of the question's figures that it has, with their units;
+    - phrases: the share of pairs of the question's words that stand together in it, by the same weights.
+    """
+    texts = [words(f"{passage.title}\n{passage.text}") for passage in found.passages]
     held = [set(one) for one in texts]
     having = Counter(word for one in held for word in one)
-    asked = list(dict.fromkeys(words(question)))
+    asked = words(question)
     # A word that no candidate holds tells none from another.
     weigh = {word: math.log(1 + (len(held) - having[word] + 0.5) / (having[word] + 0.5)) for word in asked if having[word]}
-    whole = sum(weigh.values())
-    pairs = [pair for pair in zip(words(question), words(question)[1:], strict=False) if pair[0] in weigh and pair[1] in weigh]
-    weighed = sum(weigh[one] + weigh[other] for one, other in pairs)
-    by_words = {
-        id: (score, share) for leg in found.legs if leg.leg == "words"
-        for id, score, share in zip(leg.ids, leg.scores, leg.coverage, strict=True)
-    }  # fmt: skip
-    best_bm25 = max((score for score, _ in by_words.values()), default=0.0)
+    pairs = [pair for pair in pairwise(asked) if pair[0] in weigh and pair[1] in weigh]
+    by_votes = votes(found)
+    most_votes = max(by_votes.values(), default=0.0)
+    by_words = next((leg for leg in found.legs if leg.leg == "words"), Ranking("words", [], []))
+    bm25 = dict(zip(by_words.ids, by_words.scores, strict=True))
+    best_bm25, best_coverage = max(by_words.scores, default=0.0), max(by_words.coverage, default=0.0)
     best_cosine = max((passage.score for passage in found.passages), default=0.0)
-    wanted_figures, wanted_names = figures(question), {name.casefold() for name in _NAME.findall(question)}
+    wanted = figures(question)
     rows: list[list[float]] = []
     for at, passage in enumerate(found.passages):
-        bm25, coverage = by_words.get(passage.id, (0.0, 0.0))
-        own = sum(weigh[word] for word in weigh if word in held[at]) / whole if whole else 0.0
-        beside = set(zip(texts[at], texts[at][1:], strict=False)) if pairs else set()
-        title = set(words(passage.title))
+        beside = set(pairwise(texts[at])) if pairs else set()
         rows.append([
-            (_K + 1) / (_K + 1 + at),
+            _share(by_votes.get(passage.id, 0.0), most_votes),
             max(0.0, 1 - (best_cosine - passage.score) / _BAND),
-            bm25 / best_bm25 if best_bm25 else 0.0,
-            max(coverage, own),
-            _agree(wanted_figures, passage),
-            sum(name in passage.text.casefold() for name in wanted_names) / len(wanted_names) if wanted_names else 0.0,
-            sum(weigh[one] + weigh[other] for one, other in pairs if (one, other) in beside) / weighed if weighed else 0.0,
-            sum(weigh[word] for word in weigh if word in title) / whole if whole else 0.0,
+            _share(bm25.get(passage.id, 0.0), best_bm25) * best_coverage,
+            _share(sum(weigh[word] for word in weigh if word in held[at]), sum(weigh.values())),
+            _agree(wanted, passage),
+            _share(_weight(weigh, (pair for pair in pairs if pair in beside)), _weight(weigh, pairs)),
         ])
     return rows
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole else 0.0
+
+
+def _weight(weigh: dict[str, float], pairs: Iterable[tuple[str, str]]) -> float:
+    return sum(weigh[one] + weigh[other] for one, other in pairs)
 
 
 def _agree(wanted: dict[str, set[str]], passage: Passage) -> float:
