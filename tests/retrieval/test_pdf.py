@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from tidegate.core.errors import DocumentUnreadable
 from tidegate.retrieval.load_child import by_suffix, read
 from tidegate.retrieval.loaded import Bounds, Loaded
 from tidegate.retrieval.loaders import pdf
+from tidegate.retrieval.pdf_text import Frame
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 ROOT = Path(__file__).parents[2]
@@ -382,17 +386,41 @@ def real(pattern: str) -> list[object]:
     return [pytest.param(path, id=path.name) for path in sorted((DATA / "pdf").glob(pattern))]
 
 
+class Places:
+    """What stands in a box of a file, read anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._document = pypdfium2.PdfDocument(str(path))
+        self._number = 0
+
+    def text(self, box: Box) -> str:
+        if box.page != self._number:
+            page, self._number = self._document[box.page - 1], box.page
+            self._frame, self._text = Frame.of(page), page.get_textpage()
+        left, bottom, right, top = self._frame.in_file(*box[1:])
+        return str(self._text.get_text_bounded(left - 1, bottom - 1, right + 1, top + 1))
+
+
+def letters(text: str) -> str:
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text)))
+
+
 @needs_data
 @pytest.mark.parametrize("path", real("*/*.pdf"))
 def test_every_real_file_is_read_or_refused(path: Path) -> None:
-    """Encrypted, broken, scanned, rotated or huge: blocks, each with a place on its page, or a reason that people understand."""
+    """Encrypted, broken, scanned, rotated or huge: blocks, each with its place on its page, which holds its text when it is read from there
+    once more; or a reason that people understand."""
     outcome = read(by_suffix(), str(path), Bounds())
     if outcome.loaded is None:
         assert outcome.failure == "unreadable"
         assert "malformed (" not in outcome.message, "a library's own words are no reason"
         return
+    places = Places(path)
     for block in outcome.loaded.blocks:
         assert block.boxes
+        there = Counter(letters("".join(map(places.text, block.boxes))))
+        missing = Counter(letters("".join(set(re.split(r"[|>\n]", block.text))))) - there if block.kind == "paragraph" else Counter[str]()
+        assert missing.total() <= 0.05 * len(block.text), f"{block.text[:60]!r} does not stand in {block.boxes}"
         assert block.text.strip()
         assert all(box.x0 <= box.x1 and box.top <= box.bottom for box in block.boxes)
         if block.kind == "table":
