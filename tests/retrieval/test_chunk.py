@@ -118,6 +118,15 @@ def test_rows_with_named_cells_stand_for_themselves_below_their_caption() -> Non
     assert all(passage.text.startswith("Rates:\na long name of column 0: r") for passage in passages)
 
 
+@pytest.mark.parametrize("unit", ["单位：元", "1、利润表项目变动的情况及原因 单位：人民币元", "(In millions, except per share data)", "表 3 保费"])
+def test_a_unit_goes_with_its_table(unit: str) -> None:
+    """Figures never stand without what they are counted in."""
+    table = markdown_table([["项目", "金额"], *([f"第{n}行", f"{n}.00"] for n in range(40))])
+    passages = passages_of(Block(unit), Block(table, "table"), size=Size(60, 0.12))
+    assert len(passages) > 2
+    assert all(passage.text.startswith(f"{unit}\n| 项目 | 金额 |\n") for passage in passages)
+
+
 def test_a_paragraph_before_a_table_that_is_no_caption_stays_alone() -> None:
     """Only a line that announces the table goes with it."""
     passages = passages_of(Block("We pay at once."), Block(markdown_table([["a", "b"], ["1", "2"]]), "table"))

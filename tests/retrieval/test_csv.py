@@ -35,6 +35,11 @@ def test_the_delimiter_is_told_by_the_file(tmp_path: Path, text: str) -> None:
     assert load(tmp_path, text) == [TABLE]
 
 
+def test_a_delimiter_may_be_told_in_a_line_of_its_own(tmp_path: Path) -> None:
+    """As Excel wants it: the line is no text of the table."""
+    assert load(tmp_path, "sep=;\nAge;Gold\n18;1,50\n19;1,60") == [TABLE]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "gb18030"])
 def test_tables_are_read_in_the_usual_encodings(tmp_path: Path, encoding: str) -> None:
     """As spreadsheets save them here and in China."""

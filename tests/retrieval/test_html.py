@@ -38,6 +38,12 @@ def test_a_page_is_its_headings_paragraphs_and_lists(page: Path) -> None:
     ]  # fmt: skip
 
 
+def test_an_item_of_several_paragraphs_is_one_item(page: Path) -> None:
+    """What goes on in an item has no mark of its own, and a list that begins at 3 is numbered so."""
+    loaded = load(page, "<ol start=3><li><p>one<p>more<ul><li>in</ul>rest<li>two</ol><ul><li>a</ul>")
+    assert loaded.blocks == [Block("3. one\n   more\n  - in\n   rest\n4. two"), Block("- a")]
+
+
 def test_what_readers_do_not_see_is_left_out_and_noted(page: Path) -> None:
     """Scripts and menus; and text that is there for machines alone, as instructions to a model are."""
     hidden = [

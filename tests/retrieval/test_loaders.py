@@ -176,6 +176,12 @@ def test_markup_goes_and_meaning_stays(write: Write) -> None:
     ]
 
 
+def test_a_break_in_markup_parts_words(write: Write) -> None:
+    """`<br>` stands for a space, in texts and in cells; other markup inside a line for nothing."""
+    blocks = load_md(write, "one<br>two<BR/>th<b>r</b>ee\n\n| a | b |\n|---|---|\n| 1<br>2 | 3 |\n").blocks
+    assert [block.text for block in blocks] == ["one two three", "| a | b |\n|---|---|\n| 1 2 | 3 |"]
+
+
 def test_a_table_stays_a_table(write: Write) -> None:
     """A table is a block of its own kind, a bar inside a cell escaped."""
     loaded = load_md(write, "| a | b |\n|---|:-:|\n| 1 | 2 \\| 3 |\n")

@@ -29,8 +29,11 @@ HEADING_CHARS = 200
 FULL_ENOUGH = 0.5
 #: What is repeated may be this share of it shorter or longer, so that it begins with a sentence: of 12 percent, 10 to 15.
 NEAR = 0.2
-#: A short paragraph before a table that ends in a colon or begins like this is its caption.
-_CAPTION = re.compile(r"^(table|tab\.|表)\s*[\d一二三四五六七八九十A-Z]|[:：]$", re.IGNORECASE)
+#: A short paragraph before a table that ends in a colon, begins like this or says the unit of its figures is its caption.
+_CAPTION = re.compile(
+    r"^(table|tab\.|表)\s*[\d一二三四五六七八九十A-Z]|[:：]$|单位\s*[:：]\s*\S{1,12}$|^[(（][^)）]*\bin (thousands|millions|billions)\b",
+    re.IGNORECASE,
+)
 _CAPTION_CHARS = 200
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 
 from tidegate.core.errors import DocumentUnreadable
@@ -14,6 +15,8 @@ from tidegate.retrieval.loaded import Bounds, Loaded
 SUFFIXES = (".csv", ".tsv")
 
 _DELIMITERS = (",", ";", "\t", "|")
+#: A first line that tells Excel the delimiter.
+_TOLD = re.compile(r"\"?sep=([,;\t|])\"?\n", re.IGNORECASE)
 #: Rows that the delimiter is told by.
 _LOOKED_AT = 50
 #: Characters of a field at most: a quote that is never closed makes one of all that follows.
@@ -28,8 +31,10 @@ def load(path: str, bounds: Bounds) -> Loaded:
     if "\0" in text or sum(char < " " and char not in "\t\n\f" for char in text[:100_000]) > _CONTROL_SHARE * len(text[:100_000]):
         raise DocumentUnreadable("The file is binary, named as a table.", hint="Export the table again.")
     csv.field_size_limit(MAX_FIELD)
+    told = _TOLD.match(text)
+    delimiter = told.group(1) if told else "\t" if path.lower().endswith(".tsv") else _delimiter(text)
     try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter="\t" if path.lower().endswith(".tsv") else _delimiter(text)))
+        rows = list(csv.reader(io.StringIO(text[told.end() if told else 0 :], newline=""), delimiter=delimiter))
     except csv.Error as error:
         hint = "Look for a quotation mark that is not closed."
         raise DocumentUnreadable(f"The table is broken: {error} ({MAX_FIELD} characters are the most of a field).", hint=hint) from None

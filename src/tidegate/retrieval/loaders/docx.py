@@ -25,6 +25,8 @@ _HEADING = re.compile(r"heading (\d)", re.IGNORECASE)
 _HIDDEN = {"Fallback", "del", "moveFrom", "instrText", "delText", "pPrChange", "rPrChange", "tblPrChange", "tcPrChange"}
 #: Columns that one cell may cover.
 _MAX_SPAN = 200
+#: Word has nine levels of a list.
+_MAX_LIST_DEPTH = 8
 
 
 class Style(msgspec.Struct):
@@ -40,6 +42,7 @@ class Paragraph(msgspec.Struct):
     style: str = ""
     outline: int | None = None
     listed: bool = False
+    depth: int = 0
 
 
 class Grid(msgspec.Struct):
@@ -66,6 +69,8 @@ def load(path: str, bounds: Bounds) -> Loaded:
             f"The {what} of the document were left out." for what, name in (("footnotes", "word/footnotes.xml"), ("endnotes", "word/endnotes.xml"))
             if package.text_of(name, "t")
         ]  # fmt: skip
+    if body.vanished:
+        notes.append(f"{body.vanished} characters of hidden text were left out.")
     if not title:
         title = next((block.text for block in body.blocks if block.kind == "heading"), Path(path).stem)
     return Loaded(title, body.blocks, {}, notes)
@@ -101,7 +106,9 @@ class _Body:
         self._paragraphs: list[Paragraph] = []
         self._grids: list[Grid] = []
         self._hidden = 0
-        self._in_text = False
+        self._in_text = self._vanished = False
+        #: Characters of text that is formatted as hidden: no reader sees it.
+        self.vanished = 0
         self._list: list[str] = []
 
     def start(self, element: str, attributes: dict[str, str]) -> None:
@@ -127,6 +134,12 @@ class _Body:
                 paragraph.outline = int(value)
             case "numPr" if paragraph:
                 paragraph.listed = True
+            case "ilvl" if paragraph and value.isdigit():
+                paragraph.depth = min(_MAX_LIST_DEPTH, int(value))
+            case "r":
+                self._vanished = False
+            case "vanish":
+                self._vanished = value not in ("0", "false", "off")
             case "tr" if grid:
                 grid.row, grid.col = grid.row + 1, 0
             case "tc" if grid:
@@ -139,7 +152,11 @@ class _Body:
                 grid.merge = value or "continue"
 
     def text(self, text: str) -> None:
-        if self._in_text and not self._hidden and self._paragraphs:
+        if not (self._in_text and not self._hidden and self._paragraphs):
+            return
+        if self._vanished:
+            self.vanished += len(text)
+        else:
             self._paragraphs[-1].text.append(text)
 
     def end(self, element: str) -> None:
@@ -166,7 +183,7 @@ class _Body:
             self._grids[-1].texts.append(text)
             return
         if paragraph.listed and not self._level(paragraph):
-            self._list.append(f"- {text}")
+            self._list.append("  " * paragraph.depth + f"- {text}")
             return
         self._end_list()
         part: Part = "contents" if self._named(paragraph.style).lower().startswith("toc ") else "body"

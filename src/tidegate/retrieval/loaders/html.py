@@ -79,6 +79,8 @@ class _Reader:
         self._text: list[str] = []
         self._lists: list[int | None] = []
         self._items: list[str] = []
+        #: Whether the item that is open has its first line: what follows stands below it.
+        self._begun = False
         self._level = 0
 
     def read(self, body: LexborNode) -> None:
@@ -124,9 +126,11 @@ class _Reader:
             self._flush()
             self._level = _HEADINGS.get(tag, 0)
             if tag in ("ul", "ol"):
-                self._lists.append(0 if tag == "ol" else None)
-            elif tag == "li" and self._lists and (number := self._lists[-1]) is not None:
-                self._lists[-1] = number + 1
+                self._lists.append(_start(node) - 1 if tag == "ol" else None)
+            elif tag == "li":
+                self._begun = False
+                if self._lists and (number := self._lists[-1]) is not None:
+                    self._lists[-1] = number + 1
         return True
 
     def _leave(self, node: LexborNode) -> None:
@@ -137,6 +141,7 @@ class _Reader:
             self._flush(keeps_lines=tag == "pre")
             self._level = 0
             if tag in ("ul", "ol"):
+                self._begun = True  # the rest of the item around it
                 self._lists.pop()
                 if not self._lists:
                     self._end_list()
@@ -154,7 +159,10 @@ class _Reader:
             self.blocks.append(Block(" ".join(text.split()), "heading", self._level))
         elif self._lists:
             number = self._lists[-1]
-            self._items.append("  " * (len(self._lists) - 1) + (f"{number}. " if number else "- ") + " ".join(text.split()))
+            mark = "- " if number is None else f"{number}. "
+            mark = " " * len(mark) if self._begun else mark
+            self._items.append("  " * (len(self._lists) - 1) + mark + " ".join(text.split()))
+            self._begun = True
         else:
             self.blocks.append(Block(text))
 
@@ -162,6 +170,12 @@ class _Reader:
         if self._items:
             self.blocks.append(Block("\n".join(self._items)))
             self._items = []
+
+
+def _start(numbered: LexborNode) -> int:
+    """The number of a list's first item."""
+    value = (numbered.attributes.get("start") or "").strip()
+    return int(value) if value.isdecimal() and len(value) < 7 else 1
 
 
 def _is_hidden(node: LexborNode) -> bool:

@@ -78,7 +78,7 @@ def _plain(node: SyntaxTreeNode) -> str:
     if node.type == "hardbreak":
         return "\n"
     if node.type == "html_inline":
-        return ""
+        return " " if node.content.lower().startswith("<br") else ""
     inner = join_lines("".join(_plain(child) for child in node.children).split(_SOFT_BREAK))
     if node.type == "image":
         return str(node.attrs.get("alt") or node.content or inner)
