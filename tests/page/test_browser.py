@@ -407,6 +407,27 @@ def test_an_answer_leads_to_the_page_that_it_rests_on(desk: Desk, house: House) 
     assert desk.complaints == []
 
 
+def test_a_flight_that_is_known_a_moment_later_is_asked_for_again(desk: Desk, house: House) -> None:
+    """Another worker may have had the answer: the first look finds no flight, the second one does, and nobody has to know."""
+    house.live.records = []
+    page = desk.go()
+    desk.ask()
+    page.wait_for_selector(f"{SUPPORT} .to-flight")
+    looks = 0
+
+    def look(route: Any) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            house.live.records = [record(100_002)]
+        route.continue_()
+
+    page.route("**/passages/claims*", look)
+    page.click("#support-answer-passage-2 .place")
+    lies_on_the_passage(page, "#support-answer-passage-2")
+    assert looks == 2
+
+
 def test_the_page_of_a_passage_needs_no_script(browser: Any, site: str, house: House) -> None:
     """Its address can be shared: without any JavaScript the picture is there, highlighted."""
     house.live.records = [record(2)]

@@ -207,11 +207,14 @@ async def test_an_encrypted_file_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_page_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forms that draw forms, ten times each, twelve deep: the process is killed, and the next request is served."""
+    """Forms that draw forms, ten times each, twelve deep: the process is killed, and the next request is served.
+    It had no settings in its environment."""
     started = []
     start = asyncio.create_subprocess_exec
+    monkeypatch.setenv("TIDEGATE_STORE__DSN", "postgres://u:secret@db/main")
 
     async def note(*command: str, **options: Any) -> Any:
+        assert "TIDEGATE_STORE__DSN" not in options["env"]
         started.append(await start(*command, **options))
         return started[-1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
@@ -91,7 +92,9 @@ class Pictures:
 
 async def _draw(file: bytes, number: int) -> PagePicture:
     command = (sys.executable, "-m", "tidegate.retrieval.picture_child", str(number), str(MEMORY_BYTES))
-    child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+    # Settings may hold passwords: they are nothing that a process with somebody's file in it should have.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+    child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment)
     try:
         async with asyncio.timeout(DRAW_S):
             said, _ = await child.communicate(file)
