@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tidegate.core.document import NewPassage
 from tidegate.core.search import ANY, Filter, Found, Ranking
-from tidegate.stores import passages as ways
 from tidegate.stores import words as word_leg
 from tidegate.stores.bm25 import LENGTH_MOST, bm25
 from tidegate.stores.migrate import migrate
@@ -146,7 +145,7 @@ def test_after_any_changes_the_scores_are_those_of_a_plain_count(
     """Documents come, change and go in any order; then SQL says what Python says over what is there. Words that are too frequent to be read
     count all the same for those that hold a rarer one; and nothing of what went is left in the tables."""
     runner, postgres = runner_and_postgres
-    monkeypatch.setattr(ways, "FEW", few)
+    monkeypatch.setattr(word_leg, "FEW", few)
     monkeypatch.setattr(word_leg, "READ_MOST", read_most)
     number = 0
 
@@ -195,7 +194,7 @@ async def test_both_ways_find_the_same(postgres: Postgres, monkeypatch: pytest.M
         await put(postgres, f"{at}", " ".join(rng.choices("abcdefghij", k=6)), tags={"t": str(at % 20)})
     found = []
     for few, walk in ((0, 5000), (0, 2), (10**9, 5000)):
-        monkeypatch.setattr(ways, "FEW", few)
+        monkeypatch.setattr(word_leg, "FEW", few)
         monkeypatch.setattr(word_leg, "WALK", walk)
         found.append((await by_words(postgres, "a b c", wanted=Filter({"t": "7"})))[1])
     assert found[0]

@@ -44,8 +44,6 @@ EXACT_MOST = 20_000
 KNOWN_NS = 10_000_000_000
 #: Neighbours of a passage in the graph, and candidates that are looked at to find them.
 GRAPH_M, GRAPH_EF = 24, 128
-#: Where fewer fit a filter, the words' leg begins with them: it would look at most of what holds the words before it found enough that fit.
-FEW = 1_000
 #: Between two looks at how far an index is built.
 _LOOK_S = 0.5
 _FACET = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -89,11 +87,11 @@ class Passages:
             by_graph = not exact and await self._graph_serves(link, collection, state, wanted, asked)
             if not words:
                 return await self._nearest(link, asked, by_graph, state)
-            few_fit = wanted != ANY and await self._fit(link, collection, wanted, asked) < FEW
+            fit = None if wanted == ANY else await self._fit(link, collection, wanted, asked)
             async with link.transaction():
                 await link.execute(queries()["see_one_state"].sql)
                 found = await self._nearest(link, asked, by_graph, state)
-                passages, ranking = await find_words(link, asked, words, few_fit)
+                passages, ranking = await find_words(link, asked, words, fit)
             near = {passage.id for passage in found.passages}
             only_words = [passage for passage in passages if passage.id not in near]
             return msgspec.structs.replace(found, passages=[*found.passages, *only_words], legs=[*found.legs, ranking])

@@ -22,10 +22,11 @@ order by best.distance, best.id;
 -- part: partly
 -- BM25 of the words that are read: from the rarest on, as many as `most` postings hold, and the rarest in any case.
 collection as materialized (
-    select index_version, worded::float8 as worded, words_total::float8 / greatest(worded, 1) as average
+    select index_version, worded::float8 as worded, 0.9::float8 * greatest(worded, 1) / greatest(words_total, 1) as by_length
     from tidegate.collections where name = %(collection)s
 ), asked as materialized (
     select words.term, ln(1 + (worded - passages + 0.5) / (passages + 0.5)) as weight,
+           2.2::float8 * ln(1 + (worded - passages + 0.5) / (passages + 0.5)) as most,
            sum(passages) over rarest <= %(most)s or row_number() over rarest = 1 as is_read
     from tidegate.words, collection
     where words.term = any(%(terms)s::bigint[])
@@ -37,7 +38,7 @@ collection as materialized (
     from asked
 ), partly as materialized (
     select posting >> 24 as number, sum(weight) as held,
-           sum(weight * 2.2 * (posting & 255) / ((posting & 255) + 0.3 + 0.9 * ((posting >> 8) & 65535) / average)) as score
+           sum(most * (posting & 255)::float8 / ((posting & 255)::float8 + 0.3::float8 + by_length * ((posting >> 8) & 65535)::float8)) as score
     from collection, asked
     cross join lateral (select posting from tidegate.postings where postings.term = asked.term offset 0) as one
     where asked.is_read
@@ -51,7 +52,7 @@ whole as (
     from best
     left join lateral (
         select sum(weight) as held,
-               sum(weight * 2.2 * (posting & 255) / ((posting & 255) + 0.3 + 0.9 * ((posting >> 8) & 65535) / average)) as score
+               sum(most * (posting & 255)::float8 / ((posting & 255)::float8 + 0.3::float8 + by_length * ((posting >> 8) & 65535)::float8)) as score
         from collection, asked
         cross join lateral (
             select posting from tidegate.postings
@@ -63,7 +64,7 @@ whole as (
     order by score desc, number
     limit %(k)s
 )
-select c.index_version, (select count(*) from partly), p.id, d.source, d.title, p.text,
+select c.index_version, (select count(*) from (select from partly limit %(walk)s + 1) as walked), p.id, d.source, d.title, p.text,
        least(1, greatest(0, -(p.embedding <#> %(vector)s::halfvec)))::float8 as nearness, p.page, p.tags::text, p.boxes::text,
        whole.score, whole.held / (select whole from weights)
 from (values (1)) as once (row)
