@@ -24,3 +24,10 @@ def test_limits_are_shown_where_machines_share_them() -> None:
     assert of_limits({"limits": {"shared": True}}) == [Figure("Limits", "shared", "by all machines", "good")]
     alone = of_limits({"limits": {"shared": False, "means": "this machine uses its own share of every limit"}})
     assert alone == [Figure("Limits", "alone", "this machine uses its own share of every limit", "warn")]
+
+
+def test_recall_is_shown_where_searches_were_sampled() -> None:
+    """Over all collections; nothing before the first sample."""
+    told = {"a": {"found": 9, "passages": 10}, "b": {"found": 10, "passages": 10}}
+    assert [figure for figure in figures({"recall": told}, []) if figure.name == "Recall"] == [Figure("Recall", "95.0%", "of 20 sampled passages")]
+    assert [figure for figure in figures({"recall": {}}, []) if figure.name == "Recall"] == []

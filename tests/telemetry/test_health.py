@@ -134,6 +134,22 @@ def test_percentiles_are_of_real_values(flight: MakeFlight) -> None:
     assert told(newest=[at(flight, 1)])["traffic"]["first_token_ms"]["p50"] == 60.0
 
 
+def test_a_low_recall_is_told_where_enough_was_sampled() -> None:
+    """Below 90 % of at least 200 passages; a few samples say nothing."""
+    assert told({"recall": {"c": {"found": 179, "passages": 200}}})["status"] == "degraded"
+    assert "had 90% of the 200 passages" in told({"recall": {"c": {"found": 179, "passages": 200}}})["why"][0]
+    for well in ({"found": 180, "passages": 200}, {"found": 0, "passages": 199}):
+        assert told({"recall": {"c": well}})["status"] == "ok"
+
+
+def test_qdrant_down_is_told() -> None:
+    """With what it said."""
+    assert told({"qdrant": {"up": True}})["status"] == "ok"
+    down = told({"qdrant": {"up": False, "why": "Qdrant at http://q:1 cannot be used: refused."}})
+    assert down["status"] == "degraded"
+    assert "http://q:1" in down["why"][0]
+
+
 def test_the_process_tells_its_memory() -> None:
     """Resident memory of this Python is some ten megabytes at least."""
     assert process_figures()["rss_bytes"] > 10_000_000

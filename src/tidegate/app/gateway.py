@@ -319,6 +319,8 @@ class Gateway:
                 "admission": self.gate.figures(), "spool": self.spool.figures(),
                 "limits": self.limits.figures(), "capabilities": sorted(self.capabilities),
                 **({"workers": self._common.lives.figures()} if self._common is not None else {}),
+                **({"qdrant": await self.passages.figures()} if self.passages is not None else {}),
+                **({"recall": recall} if (recall := self._recall()) else {}),
             }
             self._figures_ns = time.perf_counter_ns()
         return {**self._figures, "requests_in_flight": self._counts().in_flight}
@@ -327,6 +329,10 @@ class Gateway:
         if not isinstance(self.embedder, EmbedderClient):
             return None
         return await self.embedder.figures()
+
+    def _recall(self) -> dict[str, dict[str, int]]:
+        counted = self.shared.sum() if self.shared is not None else self.metrics
+        return {collection: {"found": found, "passages": of} for collection, (found, of) in counted.recall.items()}
 
     async def _metrics(self) -> tuple[bytes, str]:
         await self._ask_rooms()

@@ -15,6 +15,8 @@ WINDOW_S = 60.0
 MIN_FLIGHTS = 20
 ERROR_SHARE = 0.05
 SLOW_DATABASE_MS = 250.0
+#: Recall of sampled searches below this is bad, where so many passages were looked at.
+LEAST_RECALL, MIN_SAMPLED = 0.9, 200
 
 #: Ends that are our fault or the engine's, never the caller's.
 BAD_ENDS = frozenset({"cut", "stalled", "error", "empty"})
@@ -30,7 +32,7 @@ def health(figures: Mapping[str, Any], newest: Sequence[FlightRecord], now_unix_
     `figures` may hold (a missing one is left out of the document, never invented):
     `requests_in_flight` int; `database` {up, round_trip_ms, why}; `engines` {name: {up, why, ...}}; `embedder` {up, why, ...};
     `spool` {bytes, max_bytes, near, lost, rejected, last_drain_error, ...};
-    `admission` {model: {slots, waiting, forecast_s, forecast_bound_s, ...}}; and anything else, passed on
+    `admission` {model: {slots, waiting, forecast_s, forecast_bound_s, ...}}; `qdrant` {up, why, ...}; `recall` {collection: {found, passages}}; and anything else, passed on
     as it is (`process`, `version`, ...).
 
     Returns `status` (ok, degraded, down), `why` (a sentence per bad figure: what it means, what to do), `traffic`, and the figures.
@@ -162,6 +164,26 @@ def _embedder(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Fi
     ]
 
 
+def _qdrant(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
+    qdrant: Mapping[str, Any] | None = figures.get("qdrant")
+    if qdrant is None or qdrant.get("up"):
+        return []
+    return [("degraded", f"Qdrant does not answer{_because(qdrant)}: nothing can be searched or ingested. Start it, or correct qdrant.url.")]
+
+
+def _recall(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
+    told: Mapping[str, Mapping[str, int]] = figures.get("recall", {})
+    return [
+        (
+            "degraded",
+            f"Searches of {name!r} had {one['found'] / one['passages']:.0%} of the {one['passages']} passages that comparing everything gives: "
+            f"answers miss what is there. `tidegate index {name}` builds its indexes; a facet for the tags that are asked for makes them exact.",
+        )
+        for name, one in told.items()
+        if one["passages"] >= MIN_SAMPLED and one["found"] < LEAST_RECALL * one["passages"]
+    ]
+
+
 def _spool(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Finding]:
     spool: Mapping[str, Any] = figures.get("spool", {})
     lost, rejected = spool.get("lost", 0), spool.get("rejected", 0)
@@ -229,7 +251,7 @@ def _limits(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Find
 
 
 _JUDGES: tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], list[Finding]], ...] = (
-    _engines, _breakers, _database, _embedder, _spool, _errors, _admission, _limits,
+    _engines, _breakers, _database, _embedder, _qdrant, _recall, _spool, _errors, _admission, _limits,
 )
 
 

@@ -99,12 +99,12 @@ def _parts(health: dict[str, Any]) -> list[Figure]:
         names = ", ".join(engines) if len(engines) < 3 else f"{len(engines)} engines"
         value = "down" if down else "not admitted" if refused else "up"
         found.append(Figure("Engine", value, ", ".join([*down, *refused]) or names, "bad" if down or refused else "good"))
-    for key, name in (("embedder", "Embedder"), ("database", "Database")):
+    for key, name in (("embedder", "Embedder"), ("database", "Database"), ("qdrant", "Qdrant")):
         if part := health.get(key):
             up, took_ms = bool(part.get("up")), part.get("round_trip_ms")
             note = f"answers in {words.ms(took_ms * 1e6)} ms" if up and took_ms else ""
             found.append(Figure(name, "up" if up else "down", note, "good" if up else "bad"))
-    return [*found, *_limits(health)]
+    return [*found, *_limits(health), *_recall(health)]
 
 
 def _limits(health: dict[str, Any]) -> list[Figure]:
@@ -113,6 +113,15 @@ def _limits(health: dict[str, Any]) -> list[Figure]:
     if shared is None:
         return []
     return [Figure("Limits", "shared", "by all machines", "good") if shared else Figure("Limits", "alone", str(health["limits"]["means"]), "warn")]
+
+
+def _recall(health: dict[str, Any]) -> list[Figure]:
+    """Of searches by the graph of neighbours that were done again by comparing everything."""
+    told = health.get("recall") or {}
+    found, passages = (sum(one[name] for one in told.values()) for name in ("found", "passages"))
+    if not passages:
+        return []
+    return [Figure("Recall", f"{found / passages:.1%}", f"of {passages:,} sampled passages")]
 
 
 def _budgets(health: dict[str, Any]) -> list[Figure]:
