@@ -6,7 +6,8 @@ The questions of benchmarks/hybrid.py, up to 400 of each set, searched in memory
 both fused. A passage is right where it is of a document that answers the question and, where the set says them, holds the answer's words.
 
 The half of the questions with an even number in their set is what weights are chosen on (`--fit` prints new ones); the odd half judges them.
-Compression's threshold was chosen on paragraphs of XQuAD; the bank's questions and the names, of which none was looked at, judge it. Intervals are 95 %, by drawing questions anew (paired where two orders are compared).
+Compression's threshold was chosen on paragraphs of XQuAD; the bank's questions and the names, of which none was looked at, judge it. Intervals
+are 95 %, by drawing questions anew (paired where two orders are compared).
 """
 
 from __future__ import annotations
