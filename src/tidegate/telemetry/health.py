@@ -32,8 +32,8 @@ def health(figures: Mapping[str, Any], newest: Sequence[FlightRecord], now_unix_
     `figures` may hold (a missing one is left out of the document, never invented):
     `requests_in_flight` int; `database` {up, round_trip_ms, why}; `engines` {name: {up, why, ...}}; `embedder` {up, why, ...};
     `spool` {bytes, max_bytes, near, lost, rejected, last_drain_error, ...};
-    `admission` {model: {slots, waiting, forecast_s, forecast_bound_s, ...}}; `qdrant` {up, why, ...}; `recall` {collection: {found, passages}}; and anything else, passed on
-    as it is (`process`, `version`, ...).
+    `admission` {model: {slots, waiting, forecast_s, forecast_bound_s, ...}}; `qdrant` {up, why, ...}; `recall` {collection: {found, passages}};
+    and anything else, passed on as it is (`process`, `version`, ...).
 
     Returns `status` (ok, degraded, down), `why` (a sentence per bad figure: what it means, what to do), `traffic`, and the figures.
     """
