@@ -129,6 +129,14 @@ def test_the_rule_below_a_name_says_which_columns_it_names() -> None:
     assert table.markdown().split("\n")[0] == "|  | 2022 > Gross Amount | 2023 > Paid | 2023 > Open | 2023 > Held | 2023 > Gross Amount |"
 
 
+def test_a_footnote_below_a_table_is_no_row() -> None:
+    """Its mark stands apart from its text, as a label does from its figures."""
+    row = "{:30}{:24}{}".format
+    table = [row("Raw materials", "1,632", "2,430"), row("Work in process", "1,058", "466"), row("Finished goods", "1,629", "2,263")]
+    note = "(1)   During the second quarter we recorded a provision of about seven millions in cost of revenue"
+    assert grids(page(*table, note, *table)) == [[line.split("  ")[0:1] + line.split()[-2:] for line in table]] * 2
+
+
 def test_a_name_stands_above_the_name_of_a_group() -> None:
     """The only column of figures keeps its name, though "Fiscal year:" stands between the two; the sign at its other edge is its figures'."""
     rows = ["                                           Commitments  ", "Fiscal year:                                            ",

@@ -19,7 +19,7 @@ from reportlab.platypus import SimpleDocTemplate, Table, TableStyle
 from tidegate.core.document import Box
 from tidegate.core.errors import DocumentUnreadable
 from tidegate.retrieval.load_child import by_suffix, read
-from tidegate.retrieval.loaded import Bounds, Loaded
+from tidegate.retrieval.loaded import Block, Bounds, Loaded
 from tidegate.retrieval.loaders import pdf
 from tidegate.retrieval.pdf_text import Frame
 
@@ -256,6 +256,16 @@ def test_a_sentence_goes_on_overleaf(tmp_path: Path) -> None:
     assert [box.page for box in blocks[0].boxes] == [1, 2]
 
 
+def test_a_title_of_broken_characters_costs_the_title_only(tmp_path: Path) -> None:
+    """Half of a surrogate pair in what the file says of itself: the document is read, under its own name."""
+    path = Path(make_pdf(tmp_path / "named.pdf", [[(50.0, 600.0, 11.0, "Some text.")]]))
+    document = path.read_bytes()
+    assert b"/Title (untitled)" in document
+    path.write_bytes(document.replace(b"/Title (untitled)", b"/Title <feffd835>"))
+    loaded = pdf.load(str(path), Bounds())
+    assert (loaded.title, [block.text for block in loaded.blocks]) == ("named", ["Some text."])
+
+
 def test_a_sentence_goes_on_behind_footnotes(tmp_path: Path) -> None:
     """What stands in smaller print at the foot of a page is not read into the sentence that goes on overleaf."""
     first = "This sentence is long enough to be a paragraph of running text and does not"
@@ -442,6 +452,53 @@ def test_a_real_statement_names_its_columns() -> None:
     )
     assert "| Revenue | $ 13,507 | $ 6,704 | $ 20,699 | $ 14,992 |" in lines
     assert "A table of contents on page 2 makes no passages." in loaded.notes
+
+
+#: Of tables that have no lines around their cells, read from the page by eye: file, page, the names of the columns, a row.
+BY_EYE = [
+    ("2023 Q2 NVDA.pdf", 10, "|  | Operating Lease Obligations > (In millions) |", "| Present value of net future minimum lease payments | 1,249 |"),
+    ("2023 Q2 NVDA.pdf", 16, "| Inventories (1): | July 30, 2023 > (In millions) | January 29, 2023 > (In millions) |",
+     "| Finished goods | 1,629 | 2,263 |"),
+    ("2023 Q2 NVDA.pdf", 17, "| Other Assets: | July 30, 2023 > (In millions) | January 29, 2023 > (In millions) |", "| Other | 148 | 122 |"),
+    ("2023 Q2 NVDA.pdf", 19, "|  | Expected Remaining Term (years) | Effective Interest Rate | Carrying Value at > July 30, 2023 > (In millions) "
+     "| Carrying Value at > January 29, 2023 > (In millions) |", "| 3.70% Notes Due 2060 | 36.7 | 3.73% | 500 | 500 |"),
+    ("2023 Q2 NVDA.pdf", 20, "|  | Commitments > (In millions) |", "| 2029 and thereafter | 468 |"),
+    ("2023 Q2 NVDA.pdf", 23, "| (In millions) | Compute & Networking | Graphics | All Other | Consolidated |",
+     "| Operating income (loss) | $ 2,422 | $ 3,133 | $ (3,188) | $ 2,367 |"),
+    ("2023 Q2 NVDA.pdf", 23, "| (In millions) | Three Months Ended > July 30, 2023 | Three Months Ended > July 31, 2022 "
+     "| Six Months Ended > July 30, 2023 | Six Months Ended > July 31, 2022 |", "| Contributions | — | (2) | — | (2) |"),
+    ("2023 Q2 NVDA.pdf", 28, "|  | Three Months Ended > July 30, 2023 | Three Months Ended > July 31, 2022 "
+     "| Six Months Ended > July 30, 2023 | Six Months Ended > July 31, 2022 |", "| Gross profit | 70.1 | 43.5 | 68.2 | 55.7 |"),
+    ("2023 Q3 AMZN.pdf", 8, "|  | Three Months Ended September 30, > 2022 | Three Months Ended September 30, > 2023 "
+     "| Nine Months Ended September 30, > 2022 | Nine Months Ended September 30, > 2023 |",
+     "| Total dilutive effect of outstanding stock awards | 140 | 236 | — | 166 |"),
+    ("2023 Q3 AMZN.pdf", 11, "|  | December 31, 2022 > Total Estimated Fair Value | September 30, 2023 > Cost or Amortized Cost "
+     "| September 30, 2023 > Gross Unrealized Gains | September 30, 2023 > Gross Unrealized Losses "
+     "| September 30, 2023 > Total Estimated Fair Value |",
+     "| Equity securities (1) | 3,709 |  |  |  | 4,684 |"),
+    ("2023 Q3 AMZN.pdf", 13, "| December 31, 2022 | Operating Leases | Finance Leases | Total |",
+     "| Total long-term lease liabilities | $ 61,582 | $ 11,386 | $ 72,968 |"),
+    ("2023 Q3 AMZN.pdf", 13, "| September 30, 2023 | Operating Leases | Finance Leases | Total |",
+     "| Total long-term lease liabilities | $ 65,810 | $ 10,081 | $ 75,891 |"),
+    ("2023 Q3 AMZN.pdf", 13, "|  | Three Months Ended December 31, > 2023 | Year Ended December 31, > 2024 | Year Ended December 31, > 2025 "
+     "| Year Ended December 31, > 2026 | Year Ended December 31, > 2027 | Thereafter | Total |",
+     "| Leases not yet commenced | 284 | 1,963 | 1,750 | 1,888 | 1,956 | 18,069 | 25,910 |"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, list[Block]]:
+    """The tables of the two quarterly reports."""
+    folder = DATA / "pdf" / "en_finance"
+    return {path.name: [block for block in pdf.load(str(path), Bounds()).blocks if block.kind == "table"] for path in folder.glob("*.pdf")}
+
+
+@needs_data
+@pytest.mark.parametrize(("file", "page", "names", "row"), BY_EYE)
+def test_real_tables_without_lines_are_as_people_read_them(reports: dict[str, list[Block]], file: str, page: int, names: str, row: str) -> None:
+    """A row stands under the names of its own columns, of its own year, in one table."""
+    tables = [block.text.split("\n") for block in reports[file] if block.page == page]
+    assert [table for table in tables if table[0] == names and row in table], [table[0] for table in tables]
 
 
 @needs_data

@@ -54,6 +54,12 @@ def test_another_table_stays_another(following: Table) -> None:
     assert joined(table("Age|Gold", "18|1.50", "20|1.50"), following) is None
 
 
+def test_names_without_a_label_begin_another_table_overleaf() -> None:
+    """Though a remark stands among the figures above: another year's figures never follow under this year's names."""
+    upper = table("Debt|2023|2022", "bonds|7|8", "shares|9|9", "other|see note|see note")
+    assert joined(upper, table("|July 2023|July 2022", "cash|7|8", page=2)) is None
+
+
 def test_a_cell_over_two_rows_survives_the_joint() -> None:
     """A header of two rows with a merged cell is recognised overleaf and left out whole."""
     head = [Cell("Age", 0, 0, 2), Cell("Plan", 0, 1, 1, 2), Cell("Silver", 1, 1), Cell("Gold", 1, 2)]

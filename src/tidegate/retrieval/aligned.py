@@ -251,7 +251,8 @@ def _is_across(row: Row, columns: Sequence[tuple[float, float]]) -> bool:
     if len(row.segments) == 1 and row.segments[0].text.endswith((":", "：", ".", "。")):
         return len(row.segments[0].text) > ACROSS_CHARS and _span(row.segments[0], columns)[1] > 0
     spans = [_span(segment, columns) for segment in row.segments if len(segment.text) > ACROSS_CHARS]
-    return any(2 * (last - first) >= len(columns) for first, last in spans) and not any(is_figure(segment.text) for segment in row.segments)
+    wide = any(2 * (last - first) >= len(columns) - 1 and last > first for first, last in spans)
+    return wide and not any(is_figure(segment.text) for segment in row.segments[1:])  # the first may be a footnote's mark
 
 
 def _second_header(block: Sequence[Row], rules: Sequence[Rule]) -> int | None:

@@ -221,11 +221,12 @@ def joined(last: Table, following: Table) -> Table | None:
 
 
 def _names_columns(row: Sequence[str], above: list[list[str]]) -> bool:
-    """A row of words where the table above has figures is another table's header."""
+    """A row of words where the table above has figures is another table's header; without a label, it is one the more likely."""
     body = above[1:]
+    share = 0.8 if row[0] else 0.5
     for at, text in enumerate(row):
         figures = [is_figure(line[at]) for line in body if line[at]]
-        if at and text and not is_figure(text) and figures and sum(figures) > 0.8 * len(figures):
+        if at and text and not is_figure(text) and figures and sum(figures) > share * len(figures):
             return True
     return False
 

@@ -55,15 +55,22 @@ def load(path: str, bounds: Bounds) -> Loaded:
     notes: list[str] = []
     with closing(_open(path)) as document:
         read = list(_pages(document, bounds, notes))
-        said = document.get_metadata_dict()
-        title = str(said.get("Title", "")).strip()
+        title, made = (_said(document, name).strip() for name in ("Title", "CreationDate"))
     if not read:
         raise DocumentUnreadable("The PDF holds no text: " + " ".join(notes[:3]), hint=ocr.HINT)
     pages.drop_running(read, notes)
     size = pages.body_size(read)
     pages.mark_cover(read, size)
     blocks = _blocks(read, size)
-    return Loaded(title or _first_heading(blocks) or Path(path).stem, blocks, {}, notes, _made_unix_s(str(said.get("CreationDate", ""))))
+    return Loaded(title or _first_heading(blocks) or Path(path).stem, blocks, {}, notes, _made_unix_s(made))
+
+
+def _said(document: Any, name: str) -> str:
+    """What the file says of itself; "" where it says nothing, or what are no characters."""
+    try:
+        return str(document.get_metadata_value(name))
+    except UnicodeDecodeError:
+        return ""
 
 
 def _made_unix_s(stamp: str) -> float | None:
