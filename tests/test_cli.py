@@ -325,7 +325,9 @@ def test_search_shows_where_each_leg_had_a_passage(app: SimpleNamespace) -> None
     shown = tidegate("search", "why", "-k", "3", "--collection", "c", "--tag", "a=b", "--until", "1970-01-02", "--superseded").stdout
     assert app.calls == [("why", "c", 3, Filter({"a": "b"}, None, 86400.0, superseded=True), None)]
     lines = [line.rstrip() for line in shown.splitlines()]
-    assert lines[lines.index("") + 1 :][:3] == ["1 motor·.md, page 3  Motor", "vector 1 (0.870)   words 2 (2.000, covers 0.25)   features 1.500   p1", "Seven days."]
+    assert lines[lines.index("") + 1 :][:3] == [
+        "1 motor·.md, page 3  Motor", "vector 1 (0.870)   words 2 (2.000, covers 0.25)   features 1.500   p1", "Seven days.",
+    ]  # fmt: skip
     assert "words 1 (7.100, covers 0.90)   features 0.500   p2" in lines
     assert "p1 and p2 say the same with other figures." in lines
     head = " ".join(lines[: lines.index("")])
