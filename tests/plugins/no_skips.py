@@ -1,6 +1,7 @@
 """Where CI is set, a test that was skipped has failed: a green run must not hide a part that could not be tried.
 
-Loaded by scripts/test.sh with `-p no_skips`. Two reasons are allowed: data beside the checkout that is not there, and Ray, which is large and of use to one option alone.
+Loaded by scripts/test.sh with `-p no_skips`. Two reasons are allowed: data beside the checkout that is not there, and Ray, which is
+large and of use to one option alone.
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from reportlab.pdfgen.canvas import Canvas
 
-from tidegate.core.errors import SettingsError, StoreDown
+from tidegate.core.errors import OtherEmbedder, SettingsError, StoreDown
 from tidegate.core.ports import Vectors
 from tidegate.retrieval import bulk
 from tidegate.retrieval.ingest import Given, IngestReport, Progress, ingest
+from tidegate.retrieval.reembed import reembed
+from tidegate.retrieval.search import Search
 from tidegate.retrieval.settings import RetrievalSettings
 from tidegate.retrieval.structure import Rules
 from tidegate.stores.systems.memory import Memory
@@ -306,6 +308,7 @@ async def test_progress_goes_from_nothing_to_all(run: Run, folder: Path) -> None
 
 async def test_a_store_that_is_down_ends_the_run_and_the_next_goes_on(run: Run, embedder: Embedder, store: Memory, folder: Path) -> None:
     """What was stored stays stored; the next run does the rest only."""
+    await run(folder / "claims.md")
     embedder.down_after = 1
     with pytest.raises(StoreDown):
         await run(folder)
@@ -450,3 +453,46 @@ async def test_what_another_ingest_stored_meanwhile_is_not_stored_again(run: Run
     assert [document.version for document in await store.list_documents(COLLECTION)] == [1, 1]
     assert len(one.stored) + len(other.stored) == 2
     assert len(one.unchanged) + len(other.unchanged) == 2
+
+
+# -- another embedder
+
+
+async def test_a_collection_of_another_embedder_is_refused_before_anything_is_read(run: Run, embedder: Embedder, folder: Path) -> None:
+    """The error names both and the way over."""
+    await run(folder)
+    before = len(embedder.embedded)
+    embedder.fingerprint = "another/1"
+    with pytest.raises(OtherEmbedder, match="test-model/1, and another/1 runs") as refused:
+        await run(folder)
+    assert f"--reembed --collection {COLLECTION}" in (refused.value.hint or "")
+    assert len(embedder.embedded) == before
+
+
+async def test_a_search_with_another_embedder_is_refused(run: Run, embedder: Embedder, store: Memory, folder: Path) -> None:
+    """Its vector would find anything. Half way over it is refused too, and at the end it finds."""
+    await run(folder)
+    embedder.fingerprint = "another/1"
+    search = Search(embedder, store, RetrievalSettings(collection=COLLECTION, rerank="off"))
+    with pytest.raises(OtherEmbedder):
+        await search.find("a loss")
+    await store.unembedded(COLLECTION, embedder.fingerprint, 1)
+    with pytest.raises(OtherEmbedder, match="not all of its documents"):
+        await search.find("a loss")
+    assert await reembed(COLLECTION, embedder=embedder, store=store) == 2
+    assert (await search.find("a loss")).passages
+
+
+async def test_all_is_embedded_anew_as_it_was_embedded_first(run: Run, embedder: Embedder, store: Memory, folder: Path) -> None:
+    """The same texts, with title and headings; files need not be there. What an ingest finds after that is unchanged."""
+    await run(folder)
+    first, embedder.embedded = sorted(embedder.embedded), []
+    embedder.fingerprint = "another/1"
+    elsewhere = folder.parent / "elsewhere"
+    os.rename(folder, elsewhere)
+    said: list[tuple[int, str]] = []
+    assert await reembed(COLLECTION, embedder=embedder, store=store, progress=lambda *one: said.append(one)) == 2
+    assert (sorted(embedder.embedded), [done for done, _ in said]) == (first, [1, 2])
+    os.rename(elsewhere, folder)
+    assert len((await run(folder)).unchanged) == 2
+    assert await reembed(COLLECTION, embedder=embedder, store=store) == 0

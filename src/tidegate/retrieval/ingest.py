@@ -122,11 +122,13 @@ async def ingest(
     job = _Job(
         collection, given or Given(), base, chunk.Size(settings.passage_tokens, settings.passage_overlap), embedder, store, _bounds(settings),
         settings.ingest_patience_s, settings.keep_files, report, rules, _Told(progress, found.sizes),
+        _Tokens(embedder, settings.ingest_patience_s),
     )  # fmt: skip
     async with contextlib.AsyncExitStack() as stack:
         workers = min(settings.ingest_workers or len(os.sched_getaffinity(0)), max(1, len(found.files)))
         loaders = [await stack.enter_async_context(Loader(job.bounds)) for _ in range(workers)]
-        steps = bulk.Steps([partial(job.read, loader) for loader in loaders], job.embed, job.write, job.failed)
+        # Two documents for each: while the embedder counts the tokens of one, the next is read.
+        steps = bulk.Steps([partial(job.read, loader) for loader in loaders for _ in range(2)], job.embed, job.write, job.failed)
         await bulk.run(found.files, steps)
     if finishing:
         await finish(report, found.folders, collection, store, base)
@@ -179,6 +181,25 @@ class _Told:
         self._progress(self._now)
 
 
+class _Tokens:
+    """Counts as the embedder does. An embedder at work answers after its running batch, so it is not asked twice about the empty text, which every
+    document asks for."""
+
+    def __init__(self, embedder: Embedder, patience_s: float) -> None:
+        self._embedder = embedder
+        self._patience_s = patience_s
+        self._empty: int | None = None
+
+    async def __call__(self, texts: Sequence[str]) -> list[int]:
+        if self._empty is None:
+            (self._empty,) = await self._count([""])
+        counts = iter(await self._count([text for text in texts if text]))
+        return [next(counts) if text else self._empty for text in texts]
+
+    async def _count(self, texts: list[str]) -> list[int]:
+        return await bulk.patiently(lambda: self._embedder.count_tokens(texts), self._patience_s) if texts else []
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """What all documents of one ingest share, and the steps that each takes. They raise BadRequest for what is wrong with the document, and
@@ -196,6 +217,7 @@ class _Job:
     report: IngestReport
     rules: Rules | None
     told: _Told
+    tokens: _Tokens
 
     async def read(self, loader: Loader, path: Path) -> bulk.Ready | None:
         """The document with its passages; None where it is stored already as it would be now."""
@@ -212,7 +234,7 @@ class _Job:
         loaded = msgspec.structs.replace(loaded, title=loaded.title[:TITLE_CHARS])
         if self.rules is not None:
             loaded = structure.apply(loaded, self.rules)
-        passages = await chunk.chunk(loaded, self._count_tokens, self.size)
+        passages = await chunk.chunk(loaded, self.tokens, self.size)
         if not passages:  # whatever the loader took for a block
             raise DocumentUnreadable("The document holds no text.")
         document = Document(
@@ -264,9 +286,6 @@ class _Job:
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         return await bulk.patiently(call, self.patience_s)
-
-    async def _count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return await self._patiently(lambda: self.embedder.count_tokens(texts))
 
     def _supersedes(self, source: str, path: Path, loaded: Loaded) -> tuple[str, ...]:
         """Sources of the documents whose place this one takes. It never takes its own: what is given stands for all documents."""

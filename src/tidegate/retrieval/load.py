@@ -23,7 +23,7 @@ _LOOK_S = 0.02
 class Loader:
     """One child process that reads one file after the other; it is replaced when a file hurt it.
 
-    Use as `async with Loader(bounds) as loader`. One `load` at a time.
+    Use as `async with Loader(bounds) as loader`. One file at a time: who comes second waits.
     """
 
     def __init__(self, bounds: Bounds | None = None) -> None:
@@ -31,6 +31,7 @@ class Loader:
         self._child: Process | None = None
         self._served = 0
         self._outgrown = False
+        self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> Loader:
         return self
@@ -40,11 +41,8 @@ class Loader:
 
     async def load(self, path: str) -> Loaded:
         """Raises DocumentUnreadable: what is wrong with the file, or which bound it broke. Cancelling it stops the child."""
-        used = self._served > 0
-        outcome = await self._try(path)
-        if outcome.failure == "killed" or (outcome.failure == "memory" and used):
-            # Somebody from outside, or the files before that used the memory up: once more, in a fresh process.
-            outcome = await self._try(path)
+        async with self._turn:
+            outcome = await self._read(path)
         if outcome.loaded is not None:
             return outcome.loaded
         if outcome.failure == "memory":
@@ -53,6 +51,14 @@ class Loader:
                 hint="Split it, or raise retrieval.load_memory_mib.",
             )
         raise DocumentUnreadable(outcome.message, hint=outcome.hint)
+
+    async def _read(self, path: str) -> Outcome:
+        used = self._served > 0
+        outcome = await self._try(path)
+        if outcome.failure == "killed" or (outcome.failure == "memory" and used):
+            # Somebody from outside, or the files before that used the memory up: once more, in a fresh process.
+            outcome = await self._try(path)
+        return outcome
 
     async def _try(self, path: str) -> Outcome:
         child = self._child = self._child or await self._start()
