@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 
@@ -134,10 +135,10 @@ class Search:
             reranker = second.reranker.name if judged.scores else OFF
             searched = msgspec.structs.replace(searched, passages=passages, scores=judged.scores, reranker=reranker, why=judged.why)
             clock.lap("rerank")
-        searched = _chosen(searched, k)
+        searched = await asyncio.to_thread(_chosen, searched, k)  # reading texts takes milliseconds: streams of others go on meanwhile
         clock.lap("choose")
         if settings.compress if steps.compress is None else steps.compress:
-            searched = _compressed(question, searched)
+            searched = await asyncio.to_thread(_compressed, question, searched)
             clock.lap("compress")
         return msgspec.structs.replace(searched, took_ns=clock.took_ns)
 
