@@ -56,7 +56,7 @@ def tidegate(*args: str) -> Result:
 def app(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stands in for the files of tidegate.app and for tidegate.home; `calls` is what they were asked."""
     fake = SimpleNamespace(calls=[])
-    files = [(app_package, name) for name in ("serving", "collections", "parts", "evaluate")]
+    files = [(app_package, name) for name in ("serving", "collections", "parts", "evaluate", "on_ray")]
     for package, name in (*files, (tidegate_package, "home")):
         monkeypatch.setitem(sys.modules, f"{package.__name__}.{name}", fake)
         monkeypatch.setattr(package, name, fake, raising=False)
