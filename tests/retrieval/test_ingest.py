@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from tidegate.retrieval.structure import Rules
 from tidegate.stores.systems.memory import Memory
 
 COLLECTION = "policies"
+PDFS = Path(__file__).parents[3] / "shared" / "data" / "pdf"
 
 
 class Embedder:
@@ -496,3 +498,35 @@ async def test_all_is_embedded_anew_as_it_was_embedded_first(run: Run, embedder:
     os.rename(elsewhere, folder)
     assert len((await run(folder)).unchanged) == 2
     assert await reembed(COLLECTION, embedder=embedder, store=store) == 0
+
+
+# -- bad input, many files at once
+
+
+@pytest.mark.skipif(not PDFS.is_dir(), reason="no ../shared/data beside this checkout")
+@pytest.mark.parametrize("kind", ["broken", "encrypted", "scan"])
+async def test_real_bad_pdfs_are_stored_or_named(run: Run, store: Memory, kind: str) -> None:
+    """All of a kind in one run: each is a document or has a reason, and none costs another anything."""
+    report = await run(PDFS / kind)
+    files = {os.path.join(place, name) for place, _, names in os.walk(PDFS / kind) for name in names if name.endswith(".pdf")}
+    failed = {path for path, why in report.failed if why}
+    assert set(report.stored) | failed == files
+    assert not set(report.stored) & failed
+    assert len(await sources(store)) == len(report.stored)
+
+
+async def test_bytes_that_are_no_text_are_named(run: Run, folder: Path) -> None:
+    """A picture named .csv, and noise named .txt: each with its reason."""
+    (folder / "photo.csv").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    (folder / "noise.txt").write_bytes(random.Random(1).randbytes(5000))
+    report = await run(folder)
+    assert sorted(names(report.failed)) == ["noise.txt", "photo.csv"]
+    assert len(report.stored) == 2
+
+
+async def test_the_same_text_in_two_files_is_two_documents(run: Run, store: Memory, folder: Path) -> None:
+    """Duplicates stay apart, each with its name and passages of its own: which of them is meant is not for an ingest to say."""
+    (folder / "copy.md").write_bytes((folder / "claims.md").read_bytes())
+    report = await run(folder)
+    assert (len(report.stored), report.passages) == (3, 3)
+    assert len({one.sha256 for one in await store.list_documents(COLLECTION)}) == 2

@@ -9,12 +9,15 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests import waiting
 
+from tidegate.core.document import Box
 from tidegate.core.errors import DocumentUnreadable
+from tidegate.retrieval import load_child
 from tidegate.retrieval.load import Loader
-from tidegate.retrieval.loaded import Bounds
+from tidegate.retrieval.loaded import Block, Bounds, Loaded
 
 PDFS = Path(__file__).parents[3] / "shared" / "data" / "pdf"
 
@@ -152,3 +155,14 @@ async def test_cancelling_stops_the_reader(tmp_path: Path) -> None:
             await job
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)
+
+
+def test_a_broken_character_costs_itself_alone() -> None:
+    """Half a surrogate pair in a text, a title or a tag can be sent to the parent after all; a whole pair stays."""
+    loaded = Loaded("a\ud800b", [Block("x\udc00 \U0001f600", boxes=[Box(1, 0, 0, 1, 1)])], {"k\udfff": "v"})
+    outcome = load_child.read({".py": lambda path, bounds: loaded}, __file__, Bounds())
+    assert outcome.loaded is not None
+    assert (outcome.loaded.title, outcome.loaded.blocks[0].text) == ("a\ufffdb", "x\ufffd \U0001f600")
+    assert outcome.loaded.blocks[0].boxes == [Box(1, 0, 0, 1, 1)]
+    assert "U+FFFD" in outcome.loaded.notes[-1]
+    assert msgspec.msgpack.encode(outcome)

@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import sys
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
@@ -56,7 +56,7 @@ def read(loaders: dict[str, Load], path: str, bounds: Bounds) -> Outcome:
         loaded = loaders[suffix](path, bounds)
         if not any(block.kind != "heading" for block in loaded.blocks):
             raise DocumentUnreadable("The document holds no text" + (" but headings." if loaded.blocks else "."))
-        return Outcome(with_appendix(loaded))
+        return Outcome(_encodable(with_appendix(loaded)))
     except DocumentUnreadable as error:
         return Outcome(None, "unreadable", error.message, error.hint)
     except OSError as error:
@@ -65,6 +65,25 @@ def read(loaders: dict[str, Load], path: str, bounds: Bounds) -> Outcome:
         return Outcome(None, "memory")
     except Exception as error:  # noqa: BLE001 - a parser raises whatever a malformed file makes it raise; the file is at fault, the rest goes on
         return Outcome(None, "unreadable", f"The file is malformed ({type(error).__name__}: {str(error)[:200]}).")
+
+
+def _encodable(loaded: Loaded) -> Loaded:
+    """A lone surrogate, which a damaged file may hold, can neither be sent nor stored: U+FFFD stands for it, and a note says so."""
+    try:
+        msgspec.msgpack.encode(loaded)
+    except UnicodeEncodeError:
+        note = "Broken characters (lone surrogates) were replaced by U+FFFD."
+        mended = msgspec.convert(_mended(msgspec.to_builtins(loaded)), Loaded)
+        return msgspec.structs.replace(mended, notes=[*mended.notes, note])
+    return loaded
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_mended(name): _mended(one) for name, one in value.items()}
+    return [_mended(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def main() -> None:
