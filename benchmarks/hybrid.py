@@ -32,6 +32,7 @@ import questions
 from common import ROOT, database, record, used_by_others
 from pgvector import HalfVector
 from pgvector.psycopg import register_vector
+from psycopg.types.json import Jsonb
 from search import more
 
 from tidegate.core import document as core
@@ -108,11 +109,11 @@ async def documents(embedding: Embedding, loaded: dict[str, Loaded]) -> list[Doc
     for source, one in loaded.items():
         passages = await chunk(one, embedding.model.count_tokens)
         found.append(Document(source, one.title, [_with_words(one.title, passage) for passage in passages], np.empty((0, 384), np.float32)))
-    texts = [embedded_text(one.title, passage) for one in found for passage in one.passages]
+    texts = [embedded_text(document.title, passage) for document in found for passage in document.passages]
     vectors, at = await embedding.vectors(texts, "passage"), 0
-    for one in found:
-        one.vectors = vectors[at : at + len(one.passages)]
-        at += len(one.passages)
+    for document in found:
+        document.vectors = vectors[at : at + len(document.passages)]
+        at += len(document.passages)
     return found
 
 
@@ -126,14 +127,14 @@ def read(corpus: str, data: Path) -> dict[str, Loaded]:
     if corpus.startswith("xquad"):
         return {id: Loaded("", [Block(text)]) for id, text in questions.texts(corpus, data).items()}  # type: ignore[arg-type]
     if corpus == "laws_zh":
-        return {file.name: md.load(file, Bounds()) for file in sorted((data / "retrieval" / corpus).glob("*.md"))}
+        return {file.name: md.load(str(file), Bounds()) for file in sorted((data / "retrieval" / corpus).glob("*.md"))}
     loaded: dict[str, Loaded] = {}
     with tempfile.TemporaryDirectory() as folder:
         for line in (data / "retrieval" / corpus / "documents.jsonl").read_text("utf-8").splitlines():
             one = json.loads(line)
             file = Path(folder) / "one.md"
             file.write_text(f"# {one['title']}\n\n{one['content']}\n", encoding="utf-8")
-            loaded[one["id"]] = md.load(file, Bounds())
+            loaded[one["id"]] = md.load(str(file), Bounds())
     return loaded
 
 
@@ -271,7 +272,7 @@ def load_many(dsn: str, corpora: dict[str, list[Document]], count_of: int) -> di
                 with cursor.copy(f"copy tidegate.passages ({columns}) from stdin with (format binary)".encode()) as copy:
                     copy.set_types(["text", "int8", "text", "int4", "text", "jsonb", "halfvec", "int8", "int4"])
                     for at, (text, _) in enumerate(part, start):
-                        tags = psycopg.types.json.Jsonb({"department": str(rng.integers(0, 50)), "rare": str(rng.integers(0, 2000))})
+                        tags = Jsonb({"department": str(rng.integers(0, 50)), "rare": str(rng.integers(0, 2000))})
                         copy.write_row((
                             f"{at:024x}", ids[at // 20], "many", at % 20, text, tags, HalfVector(vectors[at]), at + 1, worded[at + 1].length,
                         ))  # fmt: skip
