@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from tidegate.core.document import Box, NewPassage
 from tidegate.retrieval import language
 from tidegate.retrieval.chunk import Size, chunk
+from tidegate.retrieval.e5_tokenizer import E5Tokenizer
+from tidegate.retrieval.e5_weights import E5Weights
 from tidegate.retrieval.flow import compounds, join_lines
 from tidegate.retrieval.loaded import Block, Loaded, markdown_table
 from tidegate.retrieval.sentences import cut, split_sentences, tail
@@ -89,6 +91,21 @@ def test_nothing_is_lost_and_nothing_is_too_large(paragraphs: list[str]) -> None
     passages = passages_of(*(Block(text) for text in paragraphs), size=Size(40, 0.0))
     assert all(passage.tokens <= 40 for passage in passages)
     assert re.sub(r"\s", "", "".join(passage.text for passage in passages)) == re.sub(r"\s", "", "".join(paragraphs))
+
+
+def test_no_passage_is_larger_than_it_may_be_as_the_embedder_counts(weights: E5Weights) -> None:
+    """Counted whole by the shipped model's own tokenizer, rows of a table and sentences in both languages alike."""
+    tokenizer = E5Tokenizer(weights.read_pieces())
+
+    async def counted(texts: Sequence[str]) -> list[int]:
+        return [len(tokenizer.encode("passage: " + text)) + 2 for text in texts]
+
+    table = markdown_table([["项目", "2023", "2022"], *([f"第{n}行收入", f"{n},507", f"({n}.5)"] for n in range(60))])
+    text = " ".join(f"Claim {n} is paid." for n in range(120)) + "".join(f"第{n}条是责任。" for n in range(120))
+    passages = asyncio.run(chunk(Loaded("T", [Block(table, "table"), Block(text)]), counted, Size(120, 0.12)))
+    whole = [len(tokenizer.encode("passage: " + passage.text)) - len(tokenizer.encode("passage:")) for passage in passages]
+    assert len(passages) > 10
+    assert max(whole) <= 120
 
 
 def test_every_passage_of_a_table_repeats_its_caption_and_header() -> None:

@@ -153,7 +153,10 @@ def _named(header: str, row: str) -> str:
 
 async def _count(sections: list[Section], count_tokens: CountTokens, size: Size) -> None:
     """Set every unit's tokens, and cut what is larger than a passage (dense scripts, long words) until all fit."""
-    (markers,) = await count_tokens([""])  # every count includes the model's own markers: they are not the text's
+    # Every count includes the model's own markers, which are not the text's. What an empty text counts is no measure of them: the space behind a
+    # marker is a token of its own there, and part of the first word everywhere else.
+    one, two = await count_tokens(["a", "a a"])
+    markers = max(0, 2 * one - two)
 
     async def tokens_of(texts: list[str]) -> list[int]:
         batches = [texts[start : start + COUNT_BATCH] for start in range(0, len(texts), COUNT_BATCH)]
