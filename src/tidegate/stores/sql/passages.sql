@@ -76,12 +76,12 @@ order by whole.score desc, p.id;
 
 -- name: find_exact
 -- The k nearest passages that fit, by inner product of unit vectors, which is cosine similarity: all that fit are compared.
-with near as materialized (
-    select p.id, p.embedding <#> %(vector)s::halfvec as distance
+with best as materialized (
+    select p.id, (p.embedding <#> %(vector)s::halfvec) + 0 as distance  -- + 0: an order that no graph can give
     from tidegate.passages as p
     where {{fits}}
-), best as (
-    select id, distance from near order by distance, id limit %(k)s
+    order by distance, p.id
+    limit %(k)s
 )
 {{quoted}}
 
