@@ -37,6 +37,9 @@ T = TypeVar("T")
 #: While the database is down, one call in this time looks whether it is back.
 LOOK_AGAIN_NS = 1_000_000_000
 
+#: Two writers may hold what the other wants next: the one that the database ends tries again, so often.
+DEADLOCKS = 10
+
 #: /health is asked by watchdogs that wait a second themselves.
 HEALTH_WITHIN_S = 0.5
 
@@ -226,8 +229,8 @@ class Postgres:
 
         return await self._run(fetch)
 
-    async def _run(self, work: Callable[[Link], Awaitable[T]]) -> T:
-        """Do the work on a connection. Raises StoreDown.
+    async def _run(self, work: Callable[[Link], Awaitable[T]], tries: int = 0) -> T:
+        """Do the work on a connection. Raises StoreDown. `tries`: in which it lost a deadlock.
 
         Everything here may be done twice, so a connection that turns out dead (the database was restarted) is worth one more try.
         """
@@ -238,6 +241,8 @@ class Postgres:
             except psycopg.OperationalError as error:
                 if self._pool is None or isinstance(error, (PoolTimeout, TooManyRequests, psycopg.errors.QueryCanceled)):
                     raise
+                if isinstance(error, psycopg.errors.DeadlockDetected) and tries < DEADLOCKS:
+                    return await self._run(work, tries + 1)
                 async with asyncio.timeout(self.settings.connect_timeout_s):
                     await self._pool.check()
                 done = await self._once(work)
