@@ -161,8 +161,8 @@ def lines(page: Any, frame: Frame) -> list[Line]:
         # One character for each of PDFium's, so that places in the text are its indices: half of a surrogate pair is one, too.
         text = "".join(chr(pdfium.FPDFText_GetUnicode(raw, at) or 0xFFFD) for at in range(textpage.count_chars()))
         for line in _LINE.finditer(text):
-            places = (line.start(), (line.start() + line.end()) // 2, line.end() - 1)  # it may begin or end with a footnote's mark
-            size = round(max(_size(raw, at) for at in places) * 2) / 2
+            # It may begin with a footnote's mark.
+            size = round(max(_size(raw, line.start()), _size(raw, (line.start() + line.end()) // 2)) * 2) / 2
             bold = _is_bold(raw, line.start()) and _is_bold(raw, line.end() - 1)
             upright = (_quarters(raw, line.start()) - frame.rotation // 90) % 2 == 1
             words: list[Word] = []
