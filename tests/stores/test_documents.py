@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tidegate.core.document import Box, Document, NewPassage, passage_ids
-from tidegate.core.errors import SettingsError
+from tidegate.core.errors import BadRequest, SettingsError
 from tidegate.core.ports import DocumentStore, Vectors, VectorStore
 from tidegate.core.search import Filter
 
@@ -179,6 +179,18 @@ async def test_vectors_of_another_size_are_refused(store: Store) -> None:
         await store.replace_document(a_document(), texts("x"), np.ones((1, 3), np.float32))
     with pytest.raises(SettingsError, match="3 numbers"):
         await store.search("c", np.ones(3, np.float32), 1)
+    assert await store.list_documents() == []
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+async def test_what_is_no_number_is_refused(store: Store, wrong: float) -> None:
+    """In a passage's vector and in a question's; nothing is stored."""
+    vectors = axis(0, 1)
+    vectors[1, 7] = wrong
+    with pytest.raises(BadRequest, match="no number"):
+        await store.replace_document(a_document(), texts("x", "y"), vectors)
+    with pytest.raises(BadRequest, match="no number"):
+        await store.search("c", vectors[1], 1)
     assert await store.list_documents() == []
 
 

@@ -30,7 +30,7 @@ from tidegate.core.ports import Vectors
 from tidegate.core.search import ANY, Filter, Found, IndexProgress, IndexState, Ranking, Way
 from tidegate.stores.clean import clean_text, clean_value
 from tidegate.stores.files import put_file
-from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
+from tidegate.stores.prepare import DIMENSIONS, check_vectors, prepare
 from tidegate.stores.queries import queries
 from tidegate.stores.words import Changed, Terms, Worded, count_words, find_words, passage_of, put_words
 
@@ -76,7 +76,7 @@ class Passages:
         self, collection: str, vector: Vectors, k: int, wanted: Filter, *, words: Sequence[str] = (), exact: bool = False
     ) -> Found:
         """The k nearest passages that fit, nearest first, and with `words` the k best by BM25; `exact`: whatever the number, compare all that fit."""
-        check_dimensions(vector.shape[-1])
+        check_vectors(vector)
         wanted = clean_value_of(wanted)
         collection = clean_text(collection)
         parameters = {"collection": collection, "vector": HalfVector(vector.reshape(DIMENSIONS)), "k": k}
@@ -110,7 +110,7 @@ class Passages:
 
     async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter) -> list[str]:
         """The way that a search takes, and the database's plan for it with what it did and how long. Raises StoreDown, NotFound."""
-        check_dimensions(vector.shape[-1])
+        check_vectors(vector)
         wanted, collection = clean_value_of(wanted), clean_text(collection)
 
         async def plan(link: Link) -> list[str]:
@@ -307,7 +307,7 @@ class Passages:
         return found
 
     async def reembed_document(self, document: Unembedded, fingerprint: str, vectors: Vectors) -> bool:
-        check_dimensions(vectors.shape[-1])
+        check_vectors(vectors)
         said = {"collection": document.collection, "source": document.source, "version": document.version, "fingerprint": fingerprint}
         rows = [
             {"collection": document.collection, "id": id, "embedding": HalfVector(vector)}

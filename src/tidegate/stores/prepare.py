@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from tidegate.core.document import Document, NewPassage
 from tidegate.core.errors import BadRequest, SettingsError
@@ -17,18 +18,22 @@ DIMENSIONS = 384
 TAGS_BYTES = 1200
 
 
-def check_dimensions(dimensions: int) -> None:
-    """Raises SettingsError where the embedder and the schema do not fit."""
+def check_vectors(vectors: Vectors) -> None:
+    """Raises SettingsError where the embedder and the schema do not fit, BadRequest for a vector with what is no number: it would be near to nothing,
+    or to everything."""
+    dimensions = vectors.shape[-1]
     if dimensions != DIMENSIONS:
         raise SettingsError(
             f"The embedder's vectors have {dimensions} numbers, the store's {DIMENSIONS}.", hint=f"Use a model of {DIMENSIONS} dimensions."
         )
+    if not np.isfinite(vectors).all():
+        raise BadRequest("A vector holds what is no number (NaN or infinity).", hint="Look at the embedder: no text has such a vector.", param="vectors")
 
 
 def prepare(document: Document, passages: Sequence[NewPassage], vectors: Vectors) -> tuple[Document, list[NewPassage], list[str]]:
     """Document and passages as they can be stored, and a note where a character had to be replaced. Checks the vectors' shape."""
     if len(passages):
-        check_dimensions(vectors.shape[-1])
+        check_vectors(vectors)
     if len(vectors) != len(passages):
         raise ValueError(f"{len(passages)} passages came with {len(vectors)} vectors.")
     for tags in (document.tags, *(passage.tags for passage in passages if passage.tags)):

@@ -19,7 +19,7 @@ from tidegate.core.ports import Evaluation, FlightJson, KeptText, KeyLimits, Key
 from tidegate.core.search import ANY, Filter, Found, IndexProgress, IndexState, Ranking
 from tidegate.stores.bm25 import bm25
 from tidegate.stores.clean import clean_text, clean_value
-from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
+from tidegate.stores.prepare import DIMENSIONS, check_vectors, prepare
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ class Memory:
     async def search(
         self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
     ) -> Found:
-        check_dimensions(vector.shape[-1])
+        check_vectors(vector)
         collection, tags = clean_text(collection), clean_value(wanted.tags)
         found = {
             id: Passage(
@@ -227,7 +227,7 @@ class Memory:
         return found[:limit]
 
     async def reembed_document(self, document: Unembedded, fingerprint: str, vectors: Vectors) -> bool:
-        check_dimensions(vectors.shape[-1])
+        check_vectors(vectors)
         key = (document.collection, document.source)
         stored = self._documents.get(key)
         if stored is None or stored.document.version != document.version:

@@ -33,7 +33,7 @@ from tidegate.core.plugins import nearest
 from tidegate.core.ports import Vectors
 from tidegate.core.search import ANY, Filter, Found, IndexProgress, IndexState, Ranking, Way
 from tidegate.stores.clean import clean_text, clean_value
-from tidegate.stores.prepare import DIMENSIONS, check_dimensions, prepare
+from tidegate.stores.prepare import DIMENSIONS, check_vectors, prepare
 from tidegate.stores.settings import QdrantSettings
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class Qdrant:
         self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
     ) -> Found:
         """The k nearest passages that fit, nearest first, and with `words` the k best by them. Raises StoreDown."""
-        check_dimensions(vector.shape[-1])
+        check_vectors(vector)
         collection = clean_text(collection)
         name = await self._there(collection)
         if name is None:
@@ -160,7 +160,7 @@ class Qdrant:
 
     async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY) -> list[str]:
         """What Qdrant tells of a collection, and how many passages fit: it plans by itself. Raises StoreDown, NotFound."""
-        check_dimensions(vector.shape[-1])
+        check_vectors(vector)
         name = await self._must_be_there(collection)
         fits = await self._do(lambda: self._client.count(name, count_filter=_fits(wanted), exact=True))
         info = await self._do(lambda: self._client.get_collection(name))
