@@ -27,7 +27,8 @@ def check_vectors(vectors: Vectors) -> None:
             f"The embedder's vectors have {dimensions} numbers, the store's {DIMENSIONS}.", hint=f"Use a model of {DIMENSIONS} dimensions."
         )
     if not np.isfinite(vectors).all():
-        raise BadRequest("A vector holds what is no number (NaN or infinity).", hint="Look at the embedder: no text has such a vector.", param="vectors")
+        hint = "Look at the embedder: no text has such a vector."
+        raise BadRequest("A vector holds what is no number (NaN or infinity).", hint=hint, param="vectors")
 
 
 def prepare(document: Document, passages: Sequence[NewPassage], vectors: Vectors) -> tuple[Document, list[NewPassage], list[str]]:
