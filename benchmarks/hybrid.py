@@ -45,6 +45,7 @@ from tidegate.retrieval.fuse import fuse
 from tidegate.retrieval.ingest import embedded_text
 from tidegate.retrieval.loaded import Block, Bounds, Loaded
 from tidegate.retrieval.loaders import md
+from tidegate.retrieval.quality import Question
 from tidegate.retrieval.sentences import split_sentences
 from tidegate.stores.queries import queries
 from tidegate.stores.settings import StoreSettings
@@ -59,22 +60,6 @@ K = 50
 MEASURES = ("p_at_1", "recall_at_5", "recall_at_10", "mrr", "ndcg_at_10")
 DRAWS = 2000
 LEGS = ("vectors", "words", "fused")
-
-
-@dataclass
-class Asked:
-    """A question, the corpus that it is asked of, and the documents that answer it; of these a passage is right that holds one of `answers`, or any
-    where there are none."""
-
-    id: str
-    text: str
-    corpus: str
-    documents: tuple[str, ...]
-    answers: tuple[str, ...] = ()
-
-    def is_right(self, document: str, passage: str) -> bool:
-        held = " ".join(passage.split())
-        return document in self.documents and (not self.answers or any(" ".join(one.split()) in held for one in self.answers))
 
 
 @dataclass
@@ -125,7 +110,7 @@ def read(corpus: str, data: Path) -> dict[str, Loaded]:
     """The documents of a corpus, by the ids that questions name them by. Paragraphs of XQuAD are documents without a title: the titles of its
     articles stand in the questions. The bank's and the statutes are read as the Markdown that they are."""
     if corpus.startswith("xquad"):
-        return {id: Loaded("", [Block(text)]) for id, text in questions.texts(corpus, data).items()}  # type: ignore[arg-type]
+        return {id: Loaded("", [Block(text)]) for id, text in questions.texts(corpus, data).items()}
     if corpus == "laws_zh":
         return {file.name: md.load(str(file), Bounds()) for file in sorted((data / "retrieval" / corpus).glob("*.md"))}
     loaded: dict[str, Loaded] = {}
@@ -138,18 +123,18 @@ def read(corpus: str, data: Path) -> dict[str, Loaded]:
     return loaded
 
 
-def asked_of(data: Path) -> dict[str, list[Asked]]:
+def asked_of(data: Path) -> dict[str, list[Question]]:
     """All questions by the name of their set."""
-    sets: dict[str, list[Asked]] = {}
+    sets: dict[str, list[Question]] = {}
     for language in ("en", "zh"):
         articles = json.loads((data / "retrieval" / f"xquad.{language}.json").read_text("utf-8"))["data"]
         for about in ("en", "zh"):
             sets[f"xquad {language} -> {about}"] = [
-                Asked(one["id"], one["question"], f"xquad.{about}", (f"{i}/{j}",))
+                Question(one["question"], [f"{i}/{j}"], id=one["id"], corpus=f"xquad.{about}")
                 for i, article in enumerate(articles) for j, paragraph in enumerate(article["paragraphs"]) for one in paragraph["qas"]
             ]  # fmt: skip
     for name in questions.SETS:
-        sets[name] = [Asked(one.id, one.question, one.corpus, one.documents, (one.answer, *one.also)) for one in questions.load(name)]
+        sets[name] = questions.load(name)
     return sets
 
 
@@ -168,7 +153,7 @@ async def store_all(store: Postgres, name: str, found: list[Document]) -> dict[s
     return {"documents": len(found), "passages": count_of, "ms_a_passage": round(1e3 * took_s / count_of, 2)}
 
 
-def judged(one: Asked, found: Found, ids: Sequence[str], is_right: Callable[[Asked, str, str], bool]) -> list[float]:
+def judged(one: Question, found: Found, ids: Sequence[str], is_right: Callable[[Question, str, str], bool]) -> list[float]:
     """`MEASURES` of one order. A document counts where its first right passage stands."""
     by_id = {passage.id: passage for passage in found.passages}
     ranks: dict[str, int] = {}
@@ -186,19 +171,20 @@ def judged(one: Asked, found: Found, ids: Sequence[str], is_right: Callable[[Ask
     ]  # fmt: skip
 
 
-async def judge(store: Postgres, asked: list[Asked], vectors: Vectors, corpora: dict[str, list[Document]]) -> npt.NDArray[np.float64]:
+async def judge(store: Postgres, asked: list[Question], vectors: Vectors, corpora: dict[str, list[Document]]) -> npt.NDArray[np.float64]:
     """An array of questions x `LEGS` x `MEASURES`."""
     held = {
-        one.id: any(one.is_right(document.source, passage.text) for document in corpora[one.corpus] for passage in document.passages) for one in asked
+        one.id: any(one.answered_by(document.source, passage.text) for document in corpora[one.corpus] for passage in document.passages)
+        for one in asked
     }
 
-    def is_right(one: Asked, document: str, passage: str) -> bool:
+    def is_right(one: Question, document: str, passage: str) -> bool:
         """Words that no passage holds whole were cut in two: then any passage of the document is right."""
-        return one.is_right(document, passage) if held[one.id] else document in one.documents
+        return one.answered_by(document, passage) is not None if held[one.id] else document in one.documents
 
     rows = []
     for one, vector in zip(asked, vectors, strict=True):
-        found = await store.search(one.corpus, vector, K, words=words(one.text))
+        found = await store.search(one.corpus, vector, K, words=words(one.question))
         fused = [passage.id for passage in fuse(found).passages]
         rows.append([judged(one, found, ids, is_right) for ids in (found.legs[0].ids, found.legs[1].ids, fused)])
     return np.array(rows)
@@ -226,7 +212,7 @@ async def quality(dsn: str, data: Path, cache: Path | None) -> dict[str, Any]:
     found: dict[str, Any] = {"stored": {name: await store_all(store, name, one) for name, one in corpora.items()}}
     print(found["stored"], flush=True)
     for name, asked in asked_of(data).items():
-        rows = await judge(store, asked, await embedding.vectors([one.text for one in asked], "query"), corpora)
+        rows = await judge(store, asked, await embedding.vectors([one.question for one in asked], "query"), corpora)
         found[name] = {"all": told(rows), "chosen on (even)": told(rows[0::2]), "judged on (odd)": told(rows[1::2])}
         print(name, {leg: {one: row[0] for one, row in found[name]["judged on (odd)"][leg].items()} for leg in LEGS}, flush=True)
     await store.close()
@@ -301,7 +287,7 @@ def load_many(dsn: str, corpora: dict[str, list[Document]], count_of: int) -> di
 FREQUENT = ["what is the", "who was it and where is he", "how is this to be in the end", "is it of the one or the other", "have they all been"]
 
 
-async def speed(dsn: str, asked: list[Asked], vectors: Vectors, k: int = 20) -> dict[str, Any]:
+async def speed(dsn: str, asked: list[Question], vectors: Vectors, k: int = 20) -> dict[str, Any]:
     """Milliseconds of a search by vectors and of one by both legs, in turn, after a round to warm up."""
     store = Postgres(StoreSettings(dsn=dsn))
     with psycopg.connect(dsn, autocommit=True) as link:
@@ -311,7 +297,7 @@ async def speed(dsn: str, asked: list[Asked], vectors: Vectors, k: int = 20) -> 
             " where n.nspname = 'tidegate' and relkind in ('r', 'i')"
         )
     frequent = [(words(FREQUENT[at % len(FREQUENT)]), vector) for at, vector in enumerate(vectors)]
-    questions_of = [(words(one.text), vector) for one, vector in zip(asked, vectors, strict=True)]
+    questions_of = [(words(one.question), vector) for one, vector in zip(asked, vectors, strict=True)]
     kinds: dict[str, tuple[list[tuple[list[str], Any]], Callable[[int], Filter]]] = {
         "no filter": (questions_of, lambda at: ANY),
         "department, 1 of 50": (questions_of, lambda at: Filter({"department": str(at % 50)})),
@@ -347,7 +333,7 @@ async def fast(dsn: str, data: Path, cache: Path | None, rows: int) -> dict[str,
     found["seconds_to_load"] = round(time.perf_counter() - began_s)
     sets = asked_of(data)
     asked = sets["xquad en -> en"][:150] + sets["xquad zh -> zh"][:50]
-    vectors = await embedding.vectors([one.text for one in asked], "query")
+    vectors = await embedding.vectors([one.question for one in asked], "query")
     with used_by_others() as others:
         found["ms"] = await speed(dsn, asked, vectors)
     return found | {"cores_used_by_others": others.cores}

@@ -10,57 +10,22 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
-import msgspec
+from tidegate.core.errors import BadRequest
+from tidegate.retrieval.quality import Question, read_set
 
 FOLDER = Path(__file__).parent / "questions"
 SETS = ("bank", "names")
-Corpus = Literal["tau2_banking", "xquad.en", "xquad.zh", "laws_zh"]
 
 
-class BadQuestions(Exception):
-    """A line that is no question, or a question whose document is not there. Names the file and the line, or the question."""
+def load(name: str) -> list[Question]:
+    """The questions of a set, in the file's order. Raises BadRequest with the line that cannot be read."""
+    return read_set(FOLDER / f"{name}.jsonl").questions
 
 
-class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One question and where it is answered.
-
-    `answer` are words of the first document, `also` words of the others where they say it differently: every document holds one of them.
-    """
-
-    id: str
-    set: Literal["bank", "names"]
-    corpus: Corpus
-    question: str
-    documents: tuple[str, ...]
-    answer: str
-    kind: str
-    also: tuple[str, ...] = ()
-
-    def answered_by(self, document: str, passage: str) -> bool:
-        """Whether a passage of a document is right: the document is one of ours and the passage holds the words, however its white space runs."""
-        held = _even(passage)
-        return document in self.documents and any(_even(words) in held for words in (self.answer, *self.also))
-
-
-def load(name: str, folder: Path = FOLDER) -> list[Question]:
-    """The questions of a set, in the file's order. Raises BadQuestions with the line that cannot be read or whose id came before."""
-    file = folder / f"{name}.jsonl"
-    found: dict[str, Question] = {}
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
-        try:
-            question = msgspec.json.decode(line, type=Question)
-        except msgspec.DecodeError as error:
-            raise BadQuestions(f"{file.name}, line {number}: {error}") from error
-        if question.id in found:
-            raise BadQuestions(f"{file.name}, line {number}: the id {question.id} came before.")
-        found[question.id] = question
-    return list(found.values())
-
-
-def texts(corpus: Corpus, data: Path) -> dict[str, str]:
+def texts(corpus: str, data: Path) -> dict[str, str]:
     """Every document of a corpus by its id, from `data/retrieval`. Bank: the content, without its title. XQuAD: paragraphs, as ARTICLE/PARAGRAPH."""
     folder = data / "retrieval"
     if corpus == "tau2_banking":
@@ -72,17 +37,13 @@ def texts(corpus: Corpus, data: Path) -> dict[str, str]:
     return {f"{i}/{j}": paragraph["context"] for i, article in enumerate(articles) for j, paragraph in enumerate(article["paragraphs"])}
 
 
-def resolve(questions: list[Question], data: Path) -> dict[Corpus, dict[str, str]]:
-    """All documents of the corpora that the questions are about. Raises BadQuestions where a question names one that is not there."""
+def resolve(questions: Sequence[Question], data: Path) -> dict[str, dict[str, str]]:
+    """All documents of the corpora that the questions are about. Raises BadRequest where a question names one that is not there."""
     corpora = {corpus: texts(corpus, data) for corpus in sorted({question.corpus for question in questions})}
     for question in questions:
         if missing := [document for document in question.documents if document not in corpora[question.corpus]]:
-            raise BadQuestions(f"{question.id}: {question.corpus} holds no {', '.join(missing)}.")
+            raise BadRequest(f"{question.id}: {question.corpus} holds no {', '.join(missing)}.", hint="Is the folder whole?")
     return corpora
-
-
-def _even(text: str) -> str:
-    return " ".join(text.split())
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from tidegate.core.search import Found
 from tidegate.core.words import words
 from tidegate.retrieval.compress import compress
 from tidegate.retrieval.fuse import fuse
+from tidegate.retrieval.quality import Question
 from tidegate.retrieval.rerankers.features import NAMES, WEIGHTS, features
 from tidegate.stores.systems.memory import Memory
 
@@ -48,7 +49,7 @@ class Judged:
     """One question: its number in its set, what was found (fused), the features of each passage, which of them are right."""
 
     number: int
-    asked: hybrid.Asked
+    asked: Question
     found: Found
     rows: Figures
     right: list[bool]
@@ -75,17 +76,11 @@ async def filled(found: list[hybrid.Document]) -> Memory:
     return store
 
 
-async def searched(store: Memory, number: int, one: hybrid.Asked, vector: Vectors) -> Judged:
-    found = fuse(await store.search("c", vector, CANDIDATES, words=words(one.text)))
+async def searched(store: Memory, number: int, one: Question, vector: Vectors) -> Judged:
+    found = fuse(await store.search("c", vector, CANDIDATES, words=words(one.question)))
     found = Found(found.passages[:CANDIDATES], found.index_version, found.way, found.legs)
-    right = [one.is_right(passage.document, passage.text) for passage in found.passages]
-    return Judged(number, one, found, np.array(features(one.text, found)), right)
-
-
-def holds(text: str, answers: tuple[str, ...]) -> bool:
-    """White space aside."""
-    even = " ".join(text.split())
-    return any(" ".join(answer.split()) in even for answer in answers)
+    right = [one.answered_by(passage.document, passage.text) is not None for passage in found.passages]
+    return Judged(number, one, found, np.array(features(one.question, found)), right)
 
 
 async def all_sets(data: Path, embedding: hybrid.Embedding) -> list[Set]:
@@ -96,7 +91,7 @@ async def all_sets(data: Path, embedding: hybrid.Embedding) -> list[Set]:
     }
     made: list[Set] = []
     for name, of_set in asked.items():
-        vectors = await embedding.vectors([one.text for one in of_set], "query")
+        vectors = await embedding.vectors([one.question for one in of_set], "query")
         step = -(-len(of_set) // MOST) | 1  # odd: both halves are of all documents
         some = range(0, len(of_set), step)
         made.append(Set(name, [await searched(stores[of_set[at].corpus], at, of_set[at], vectors[at]) for at in some]))
@@ -151,10 +146,10 @@ def compressed(one: Set, weights: Figures) -> dict[str, Any]:
     kept, before, after = [], 0, 0
     for q in one.half(odd=True):
         best = [q.found.passages[at] for at in np.argsort(-(q.rows @ weights), kind="stable")[:K]]
-        if not any(holds(passage.text, q.asked.answers) for passage in best):
+        if not any(q.asked.said_in(passage.text) for passage in best):
             continue
-        shown = compress(q.asked.text, [passage.text for passage in best])
-        kept.append(any(holds(text, q.asked.answers) for text in shown))
+        shown = compress(q.asked.question, [passage.text for passage in best])
+        kept.append(any(map(q.asked.said_in, shown)))
         before += sum(len(passage.text) for passage in best)
         after += sum(map(len, shown))
     return {"questions": len(kept), "answers_kept": interval(np.array(kept, float)), "characters_saved": round(1 - after / before, 3)}
@@ -181,7 +176,7 @@ async def main() -> None:
             two = figures[measure]
             gain, low, high = two["gain"]
             print(f"  {measure:12} fused {two['fused'][0]:.3f}, features {two['features'][0]:.3f}: {gain:+.3f} ({low:+.3f} to {high:+.3f})")
-    compression = {one.name: compressed(one, weights) for one in sets if one.asked[0].asked.answers}
+    compression = {one.name: compressed(one, weights) for one in sets if one.asked[0].asked.answer}
     for name, figures in compression.items():
         print(f"compression, {name}: {figures}")
     if options.save:

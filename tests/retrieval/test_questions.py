@@ -9,6 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from tidegate.core.errors import BadRequest
+from tidegate.retrieval.quality import Question
+
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not (DATA / "retrieval").is_dir(), reason="no ../shared/data beside this checkout")
@@ -67,26 +70,9 @@ def test_answers_stand_in_their_documents(questions: ModuleType, name: str) -> N
         assert one.answer in bodies[0], one.id
 
 
-def test_a_passage_is_right_if_its_document_and_its_words_are(questions: ModuleType) -> None:
-    """White space does not count; the same words in another document do not either."""
-    one = questions.Question(
-        id="bank-001", set="bank", corpus="tau2_banking", question="?", documents=("a", "b"), answer="two words", kind="how-to", also=("other",)
-    )  # fmt: skip
-    assert one.answered_by("a", "here are two\n  words.")
-    assert one.answered_by("b", "in other words")
-    assert not one.answered_by("c", "here are two words")
-    assert not one.answered_by("a", "here are words")
-
-
-def test_what_cannot_be_read_is_named(questions: ModuleType, tmp_path: Path) -> None:
-    """A broken line by its number, an unknown field too, an id that came before, and a document that is not there."""
-    line = '{"id": "bank-001", "set": "bank", "corpus": "xquad.en", "question": "?", "documents": ["7/7"], "answer": "a", "kind": "k"}'
+def test_a_document_that_is_not_there_is_named(questions: ModuleType, tmp_path: Path) -> None:
+    """With the question that asks for it."""
     (tmp_path / "retrieval").mkdir()
     (tmp_path / "retrieval" / "xquad.en.json").write_text('{"data": [{"paragraphs": [{"context": "a"}]}]}')
-    for text, complaint in ((f"{line}\n{{", "line 2"), (line.replace('"kind"', '"sort"'), "line 1"), (f"{line}\n{line}", "bank-001 came before")):
-        (tmp_path / "bank.jsonl").write_text(text)
-        with pytest.raises(questions.BadQuestions, match=complaint):
-            questions.load("bank", tmp_path)
-    (tmp_path / "bank.jsonl").write_text(line)
-    with pytest.raises(questions.BadQuestions, match=r"bank-001: xquad\.en holds no 7/7"):
-        questions.resolve(questions.load("bank", tmp_path), tmp_path)
+    with pytest.raises(BadRequest, match=r"names-001: xquad\.en holds no 7/7"):
+        questions.resolve([Question("?", ["0/0", "7/7"], id="names-001", corpus="xquad.en")], tmp_path)

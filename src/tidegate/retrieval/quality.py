@@ -16,7 +16,6 @@ import hashlib
 import math
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -55,6 +54,16 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str = ""
     set: str = ""
     corpus: str = ""
+
+    def said_in(self, text: str) -> bool:
+        """Whether the text holds the answer, or words that will do as well."""
+        folded = _folded(text)
+        return any(_folded(words) in folded for words in (self.answer, *self.also))
+
+    def answered_by(self, document: str, text: str) -> str | None:
+        """The name by which the question knows the document, where a passage of it with this text is right; None where it is not."""
+        name = next((name for name in self.documents if same(document, name)), None)
+        return name if name is not None and self.said_in(text) else None
 
 
 class QuestionSet(msgspec.Struct, frozen=True):
@@ -173,20 +182,10 @@ def _folded(text: str) -> str:
     return _SPACE.sub(" ", unicodedata.normalize("NFKC", text)).strip().casefold()
 
 
-def _holds(text: str, answers: Sequence[str]) -> bool:
-    folded = _folded(text)
-    return any(answer in folded for answer in answers)
-
-
 def _right(question: Question, passages: Sequence[Passage]) -> list[tuple[int, str]]:
     """Rank, from 1, and document of each right passage."""
-    answers = [_folded(words) for words in (question.answer, *question.also)]
-    right = []
-    for rank, passage in enumerate(passages, 1):
-        name = next((name for name in question.documents if same(passage.document, name)), None)
-        if name is not None and _holds(passage.text, answers):
-            right.append((rank, name))
-    return right
+    judged = ((rank, question.answered_by(passage.document, passage.text)) for rank, passage in enumerate(passages, 1))
+    return [(rank, name) for rank, name in judged if name is not None]
 
 
 def _figures(question: Question, right: Sequence[tuple[int, str]]) -> tuple[float, dict[int, float], float, float]:
@@ -208,8 +207,3 @@ def _ranked(figures: Sequence[tuple[float, dict[int, float], float, float]]) -> 
         mean([one[0] for one in figures]), {k: mean([one[1][k] for one in figures]) for k in RECALL_AT},
         mean([one[2] for one in figures]), mean([one[3] for one in figures]),
     )
-
-
-def kinds(wanted: QuestionSet) -> Counter[str]:
-    """How many questions there are of each kind."""
-    return Counter(question.kind or "-" for question in wanted.questions)
