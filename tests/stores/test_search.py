@@ -172,6 +172,43 @@ async def test_what_indexes_a_collection_has_is_told(postgres: Postgres) -> None
         assert all(state.bytes > 0 for state in states)
 
 
+async def test_a_graph_is_built_with_as_much_memory_as_it_wants(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But with no more than the database has for its pages."""
+    migrate(empty_dsn)
+    monkeypatch.setattr(ways, "GRAPH_BYTES", 2**40)
+    store = Postgres(StoreSettings(dsn=empty_dsn))
+    await store.replace_document(a_document(), texts("x", "y"), axis(0, 1))
+    with psycopg.connect(empty_dsn, autocommit=True) as link:
+        link.execute(f"alter database {link.info.dbname} set maintenance_work_mem = '1MB'".encode())
+        link.execute("create table public.noted (memory text)")
+        link.execute("""
+            create function public.note() returns event_trigger language plpgsql as
+            $$ begin insert into public.noted values (current_setting('maintenance_work_mem')); end $$
+        """)
+        link.execute("create event trigger noted on ddl_command_start when tag in ('CREATE INDEX') execute function public.note()")
+        await store.build_indexes("c", graph=True)
+        ((pages, build),) = link.execute(
+            "select pg_size_bytes(current_setting('shared_buffers')), (select max(pg_size_bytes(memory)) from public.noted)"
+        )
+    await store.close()
+    assert build == pages > 2**20
+
+
+async def test_a_graph_is_built_where_workers_have_no_memory_to_share(empty_dsn: str) -> None:
+    """As in a container, which has 64 MB of it: then without workers."""
+    migrate(empty_dsn)
+    store = Postgres(StoreSettings(dsn=empty_dsn))
+    await store.replace_document(a_document(), texts("x", "y"), axis(0, 1))
+    with psycopg.connect(empty_dsn, autocommit=True) as link:
+        ((part,),) = link.execute("select tidegate.passages_partition('c')")
+        link.execute(f"alter table tidegate.{part} set (parallel_workers = 2)".encode())
+        link.execute(f"alter database {link.info.dbname} set maintenance_work_mem = '2047GB'".encode())
+        link.execute(f"alter database {link.info.dbname} set min_parallel_table_scan_size = 0".encode())
+    states = await store.build_indexes("c", graph=True)
+    await store.close()
+    assert [state.built for state in states if state.what == "graph of neighbours"] == [True]
+
+
 async def test_a_facet_that_no_passage_carries_is_refused_by_name(postgres: Postgres) -> None:
     """A slip of the pen would build an index that nothing uses, and drop the one that is used."""
     await postgres.replace_document(a_document(tags={"product": "1"}), texts("x"), axis(0))

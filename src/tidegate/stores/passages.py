@@ -44,6 +44,8 @@ EXACT_MOST = 20_000
 KNOWN_NS = 10_000_000_000
 #: Neighbours of a passage in the graph, and candidates that are looked at to find them.
 GRAPH_M, GRAPH_EF = 24, 128
+#: Memory for a passage while its graph is built: its vector, its neighbours with their distances.
+GRAPH_BYTES = 2_000
 #: Between two looks at how far an index is built.
 _LOOK_S = 0.5
 _FACET = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -163,8 +165,13 @@ class Passages:
             if graph or (graph is None and passages > EXACT_MOST):
                 wanted[f"{part}_graph"] = _graph_sql(part)
             missing = {name: statement for name, statement in wanted.items() if name not in there}
+            await link.execute(queries()["give_memory"].sql, {"wanted": passages * GRAPH_BYTES})
             for name, statement in missing.items():
-                await self._build(link, name, statement, progress)
+                try:
+                    await self._build(link, name, statement, progress)
+                except psycopg.errors.DiskFull:  # of the memory that workers share: a container has 64 MB of it
+                    await link.execute(queries()["build_alone"].sql)
+                    await self._build(link, name, statement, progress)
             if missing:  # the planner knows nothing yet of what a facet's index holds
                 await link.execute(sql.SQL("analyze tidegate.{}").format(sql.Identifier(part)))
             named = {_facet_index(part, name): f"facet {name}" for name in known} | {f"{part}_graph": "graph of neighbours"}

@@ -154,6 +154,16 @@ select coalesce((select facets from tidegate.collections where name = %(collecti
 from pg_class as part
 where part.oid = to_regclass('tidegate.passages_' || substr(md5(%(collection)s), 1, 16));
 
+-- name: give_memory
+-- For the connection that builds indexes: the memory that a graph wants, but no more than the database has for its pages. On disk it takes far longer.
+select set_config('maintenance_work_mem', greatest(
+    pg_size_bytes(current_setting('maintenance_work_mem')), least(%(wanted)s::bigint, pg_size_bytes(current_setting('shared_buffers')))
+) / 1024 || 'kB', false);
+
+-- name: build_alone
+-- For the connection that builds indexes: without workers, which need shared memory.
+select set_config('max_parallel_maintenance_workers', '0', false);
+
 -- name: index_sizes
 -- A collection's usable indexes by name, with their bytes on disk.
 select x.relname::text, pg_relation_size(x.oid)
