@@ -31,7 +31,7 @@ from tidegate.core.flight import FlightRecord, new_flight_id
 from tidegate.core.keys import hash_key
 from tidegate.core.ports import KeyLimits, KeyRecord
 from tidegate.core.search import Filter, IndexProgress, IndexState, Ranking
-from tidegate.retrieval.ingest import IngestReport, Progress
+from tidegate.retrieval.ingest import Given, IngestReport, Progress
 from tidegate.retrieval.quality import Mean, Quality, Ranked
 from tidegate.retrieval.search import Searched
 from tidegate.retrieval.structure import Rules
@@ -190,10 +190,10 @@ def test_migrate_needs_a_database_and_tells_what_it_did(app: SimpleNamespace) ->
 def test_ingest_hands_on_everything_and_sums_up(app: SimpleNamespace) -> None:
     """Paths, collection, tags and prune arrive; what was skipped or failed is told with its reason, and fails the command."""
     async def ingest(
-        settings: Any, paths: Any, *, collection: str, tags: dict[str, str], base: Path | None, prune: bool,
+        settings: Any, paths: Any, *, collection: str, given: Given, base: Path | None, prune: bool,
         rules: Rules | None, progress: Callable[[Progress], None],
     ) -> IngestReport:
-        app.calls.append(([str(path) for path in paths], collection, tags, prune, str(base), rules))
+        app.calls.append(([str(path) for path in paths], collection, given.tags, prune, str(base), rules))
         progress(Progress(0, 1, "/d/[a].md", "reading"))
         progress(Progress(1, 1, "/d/[a].md", "stored", 3))
         failed = [("/d/b.pdf", "It is encrypted."), ("/d/\x07\x9b31m.pdf", "It is\r\nempty.")]
@@ -268,6 +268,21 @@ def test_explain_hands_on_its_filter(app: SimpleNamespace) -> None:
     result = tidegate("explain", "why", "-k", "3", "--collection", "c", "--tag", "a=b", "--since", "1970-01-02", "--min-confidence", "0.5")
     assert app.calls == [("why", "c", 3, Filter({"a": "b"}, 86400.0, None, 0.5))]
     assert result.output == "exact\nSort·\n"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("search", "why", "--min-confidence", "nan"), ("explain", "why", "--min-confidence", "nan"),
+        ("eval", "retrieval", "s", "--min-recall", "nan"), ("check", "http://127.0.0.1:1", "--time-limit", "nan"),
+        ("drain", "--wait", "--time-limit", "nan"),
+        ("search", "why", "--since", "2026-01-02", "--until", "2026-01-01"),
+    ],
+    ids=lambda wrong: " ".join((wrong[0], wrong[-2])),
+)
+def test_what_no_number_or_time_can_be_is_refused(app: SimpleNamespace, wrong: tuple[str, ...]) -> None:
+    """NaN is in every range, and nothing is later than its end: both would silently find nothing."""
+    assert tidegate(*wrong).exit_code == 2
 
 
 def judged(recall: float) -> Quality:

@@ -66,6 +66,8 @@ def test_times_have_zones_or_are_utc(said: str, meant: float) -> None:
     [
         ("title: x\ndate: last spring", r"line 3: `date` is no date: 'last spring'"),
         ("date: 2026-02-30", "line 2: `date`"),
+        ("date: 9999-12-31T23:59:59-12:00", "line 2: `date`"),
+        ("date: 0001-01-01T00:00:00+14:00", "line 2: `date`"),
         ("confidence: 1.5", "line 2: `confidence` is no number from 0 to 1"),
         ("confidence: nan", "line 2: `confidence`"),
         ("confidence: high", "line 2: `confidence`"),

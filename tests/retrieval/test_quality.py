@@ -102,6 +102,7 @@ async def test_measures_stay_between_0_and_1(found: list[tuple[str, bool]], docu
         ('{"question": "q", "documents": ["a"], "answr": "x"}', "answr"),
         ('{"question": " ", "documents": ["a"]}', "needs words"),
         ('{"question": "q", "documents": []}', "at least one document"),
+        ('{"question": "q", "documents": ["a", ""]}', "by its name"),
         ("\n", "holds no question"),
         ('{"question": "\udcff", "documents": ["a"]}', ":1:"),
     ],
@@ -121,3 +122,16 @@ def test_a_set_is_read_with_its_digest(tmp_path: Path) -> None:
     assert (found.name, len(found.sha256), found.questions) == ("set.jsonl", 64, [Question("q", ["a"], kind="fee")])
     with pytest.raises(BadRequest, match="cannot be read"):
         read_set(tmp_path / "none")
+
+
+def test_a_set_without_end_is_refused() -> None:
+    """A device or a pipe named by mistake costs a bounded memory."""
+    with pytest.raises(BadRequest, match="more than 64 MiB"):
+        read_set(Path("/dev/zero"))
+
+
+def test_a_file_whose_name_is_not_utf_8_gives_a_report_that_can_be_kept(tmp_path: Path) -> None:
+    """Names are bytes; what is no text becomes U+FFFD."""
+    file = tmp_path / "set\udcff"
+    file.write_text('{"question": "q", "documents": ["a"]}', "utf-8")
+    assert read_set(file).name == "set\ufffd"

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from tidegate.app.parts import open_embedder, open_passages, reach
-from tidegate.core.errors import SettingsError
+from tidegate.core.errors import BadRequest, NotFound, SettingsError
+from tidegate.core.plugins import nearest
 from tidegate.core.ports import Embedder, PassageStore
 from tidegate.core.search import Filter, IndexProgress, IndexState
 from tidegate.retrieval.ingest import Given, IngestReport, Progress
@@ -70,13 +71,24 @@ async def search(settings: Settings, question: str, *, collection: str, k: int, 
     async with embedder_and_passages(settings) as (embedder, store):
         road = Search(embedder, store, reached)
         try:
-            return await road.find(question, k=k, wanted=wanted, collection=collection)
+            found = await road.find(question, k=k, wanted=wanted, collection=collection)
         finally:
             await road.close()
+        if not found.passages and not await store.list_documents(collection):
+            raise await holds_nothing(store, collection)
+        return found
+
+
+async def holds_nothing(store: PassageStore, collection: str) -> NotFound:
+    """The error that says so, with the name that was perhaps meant."""
+    known = sorted({document.collection for document in await store.list_documents()})
+    return NotFound(f"The collection {collection!r} holds no document.", hint=f"{nearest(collection, known)} `tidegate ingest` fills one.")
 
 
 async def explain_search(settings: Settings, question: str, *, collection: str, k: int, wanted: Filter) -> list[str]:
     """`tidegate explain`: the way of a search and the database's plan for it."""
+    if not question.strip():
+        raise BadRequest("The question is empty.", hint="Ask something.", param="question")
     async with embedder_and_passages(settings) as (embedder, store):
         (vector,) = await embedder.embed([question], "query")
         return await store.explain(collection, vector, k, wanted)

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.app.collections import embedder_and_passages
+from tidegate.app.collections import embedder_and_passages, holds_nothing
 from tidegate.app.parts import open_store, reach
 from tidegate.core.ask import Passage
-from tidegate.core.errors import NotFound
-from tidegate.core.plugins import nearest
 from tidegate.core.ports import Evaluation
 from tidegate.core.search import Found
 from tidegate.core.words import words
@@ -21,6 +19,7 @@ from tidegate.retrieval.fuse import fuse
 from tidegate.retrieval.quality import DEPTH, FINAL, FUSED, Quality
 from tidegate.retrieval.search import Search
 from tidegate.settings import Settings
+from tidegate.stores.clean import json_text
 
 
 async def evaluate_retrieval(
@@ -31,8 +30,7 @@ async def evaluate_retrieval(
     async with embedder_and_passages(settings) as (embedder, store):
         sources = [document.source for document in await store.list_documents(collection)]
         if not sources:
-            known = sorted({document.collection for document in await store.list_documents()})
-            raise NotFound(f"The collection {collection!r} holds no document.", hint=f"{nearest(collection, known)} `tidegate ingest` fills one.")
+            raise await holds_nothing(store, collection)
         search = Search(embedder, store, settings.retrieval)
         most = max(DEPTH, settings.retrieval.candidates)
 
@@ -52,7 +50,7 @@ async def evaluate_retrieval(
     if save:
         async with open_store(reach(settings)) as database:
             await database.add_evaluation(Evaluation(
-                time.time_ns() / 1e9, collection, judged.index_version, judged.set_name, judged.set_sha256, msgspec.json.encode(judged)
+                time.time_ns() / 1e9, collection, judged.index_version, judged.set_name, judged.set_sha256, json_text(judged)
             ))
     return judged
 

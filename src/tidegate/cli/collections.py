@@ -12,7 +12,7 @@ import click
 
 from tidegate.cli.console import progress_bar
 from tidegate.cli.ingest import pair
-from tidegate.cli.options import settings_from, settings_options
+from tidegate.cli.options import a_number, settings_from, settings_options
 
 if TYPE_CHECKING:
     from tidegate.core.search import Filter, IndexProgress
@@ -56,7 +56,9 @@ def filter_options(command: F) -> F:
     """What a search goes through, and what it is limited to."""
     for option in (
         click.option("--superseded", is_flag=True, help="Also superseded documents."),
-        click.option("--min-confidence", type=click.FloatRange(0, 1), default=0.0, help="Only documents of at least this confidence."),
+        click.option(
+            "--min-confidence", type=click.FloatRange(0, 1), default=0.0, callback=a_number, help="Only documents of at least this confidence."
+        ),
         click.option("--until", type=click.DateTime(), help="Only documents dated until then (UTC)."),
         click.option("--since", type=click.DateTime(), help="Only documents dated since then (UTC)."),
         click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="Only passages with this tag."),
@@ -122,6 +124,8 @@ def explain(
 def _wanted(tags: tuple[str, ...], since: datetime | None, until: datetime | None, min_confidence: float, superseded: bool) -> Filter:
     from tidegate.core.search import Filter
 
+    if since and until and since > until:
+        raise click.UsageError(f"--since {since} is later than --until {until}: nothing can be from both.")
     return Filter(dict(pair(tag) for tag in tags), _unix_s(since), _unix_s(until), min_confidence, superseded)
 
 

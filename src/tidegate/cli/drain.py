@@ -10,6 +10,7 @@ import click
 
 from tidegate.cli.console import WIDE, console
 from tidegate.cli.gateway import admin_key, admin_options, ask, decoded
+from tidegate.cli.options import a_number
 from tidegate.core.errors import TidegateError
 
 #: Seconds between two looks at what still runs: longer than an order takes to every worker.
@@ -21,7 +22,8 @@ LOOK_S = 0.5
 @click.option("--undo", is_flag=True, help="Send it requests again, little by little.")
 @click.option("--wait", is_flag=True, help="Come back when nothing runs on it any more.")
 @click.option(
-    "--time-limit", type=click.FloatRange(0, min_open=True), metavar="S", help="With --wait: seconds after which it gives up, with exit code 1."
+    "--time-limit", type=click.FloatRange(0, min_open=True), callback=a_number, metavar="S",
+    help="With --wait: seconds after which it gives up, with exit code 1.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what the gateway knows of its engines as JSON.")
 @admin_options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate.cli.console import WIDE, console, progress_bar
-from tidegate.cli.options import secret
+from tidegate.cli.options import a_number, secret
 from tidegate.core.errors import SettingsError, TidegateError
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def scripted(
 @click.option("--api-key-env", metavar="VARIABLE", help="The environment variable that holds the engine's API key.")
 @click.option("--tokenizer", metavar="FILE", type=click.Path(path_type=Path), help="A GGUF file with the vocabulary that the engine should have.")
 @click.option("--chat-template", help="As engines.NAME.chat_template: how messages become a prompt where the engine does not do it itself.")
-@click.option("--time-limit", type=click.FloatRange(1), metavar="S", help="Seconds for all checks (30; a slow engine gets up to 120).")
+@click.option(
+    "--time-limit", type=click.FloatRange(1), callback=a_number, metavar="S", help="Seconds for all checks (30; a slow engine gets up to 120)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
 def check(

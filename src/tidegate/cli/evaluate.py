@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate.cli.console import WIDE, console, progress_bar
-from tidegate.cli.options import settings_from, settings_options
+from tidegate.cli.options import a_number, settings_from, settings_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +28,7 @@ def evaluate() -> None:
 @click.option("--collection", help="The collection (default: retrieval.collection).")
 @click.option("--history", is_flag=True, help="Print what earlier runs said of the collection, newest first.")
 @click.option("--no-save", is_flag=True, help="Do not keep the report in the database.")
-@click.option("--min-recall", type=click.FloatRange(0, 1), help="Exit with 1 where recall@5 of the final order is below this.")
+@click.option("--min-recall", type=click.FloatRange(0, 1), callback=a_number, help="Exit with 1 where recall@5 of the final order is below this.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @settings_options
 @click.pass_context

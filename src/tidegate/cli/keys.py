@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tidegate.cli.console import WIDE, console
-from tidegate.cli.options import settings_from, settings_options
+from tidegate.cli.options import a_number, settings_from, settings_options
 
 if TYPE_CHECKING:
     from tidegate.core.ports import KeyRecord
@@ -34,14 +33,9 @@ def _limits(command: F) -> F:
         ("--concurrent", click.IntRange(0, 1_000_000), "Requests at the same time; 0: limits.concurrent applies."),
         ("--money", click.FloatRange(0, 100_000), "Money per day, by [prices]; 0: limits.money_per_day applies."),
     )):  # fmt: skip
-        command = click.option(option, type=kind, help=words, callback=_a_number)(command)
+        command = click.option(option, type=kind, help=words, callback=a_number)(command)
     return command
 
-
-def _a_number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    if value is not None and math.isnan(value):  # it is in every range
-        raise click.BadParameter("nan is not a number.")
-    return value
 
 
 @keys.command("create")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,13 @@ def settings_from(config: Path | None, sets: Sequence[str], **overrides: Any) ->
         named[name.strip()] = value
     named.update((name.replace("__", "."), value) for name, value in overrides.items() if value is not None)
     return load(config, os.environ, named)
+
+
+def a_number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """A callback of options that are FloatRange: to click, NaN is in every range."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not a number.")
+    return value
 
 
 def secret(name: str | None) -> str | None:

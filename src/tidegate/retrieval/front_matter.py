@@ -19,6 +19,9 @@ from tidegate.core.errors import DocumentUnreadable
 KEYS = ("title", "date", "confidence", "supersedes", "tags")
 _KEY = re.compile(r"([A-Za-z_][\w -]*?)\s*:(?:\s+(.*))?$")
 _COMMENT = re.compile(r"\s+#.*$")
+#: Dates that every reader of the database can tell: in any zone they are in the years 1 to 9999. `9999-12-31`, which means "without end", is one.
+FIRST_UNIX_S = datetime(1, 1, 2, tzinfo=UTC).timestamp()
+LAST_UNIX_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 #: What begins a value that is no text: anchors, aliases, types, blocks of lines, mappings.
 _BEYOND = re.compile(r"[&*!|>{%@`]")
 
@@ -59,9 +62,12 @@ def split(text: str) -> tuple[FrontMatter, str]:
 
 
 def unix_s(text: str) -> float:
-    """A date or a time of ISO 8601 as seconds since 1970; without a zone it is UTC. Raises ValueError."""
+    """A date or a time of ISO 8601 as seconds since 1970; without a zone it is UTC. Raises ValueError, also for what no calendar of all zones has."""
     when = datetime.fromisoformat(re.sub(r"\s+(?=[+-]\d\d:?\d\d$|Z$)", "", text.strip()))
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    if not FIRST_UNIX_S <= seconds <= LAST_UNIX_S:
+        raise ValueError("a date from 0001-01-02 to 9999-12-31 was expected")
+    return seconds
 
 
 def share(value: Any) -> float:

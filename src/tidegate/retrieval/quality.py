@@ -26,11 +26,14 @@ import numpy as np
 from tidegate.core.ask import Passage
 from tidegate.core.errors import BadRequest
 from tidegate.core.search import Found
+from tidegate.retrieval.walk import shown
 
 #: Ranks that MRR and nDCG look at.
 DEPTH = 10
 RECALL_AT = (1, 3, 5, 10)
 _DRAWS = 2000
+#: Bytes that a set of questions may have.
+MOST_BYTES = 64 << 20
 #: The order that an answer is made from, beside those of the legs.
 FUSED = "fused"
 FINAL = "final"
@@ -118,9 +121,12 @@ class Looks(Protocol):
 def read_set(path: Path) -> QuestionSet:
     """A file of questions: JSON, one object a line. Raises BadRequest with the line."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:  # a device or a pipe may have no end
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise BadRequest(f"The question set {path} cannot be read: {error.strerror or error}.", hint="Name a file of questions.") from None
+    if len(content) > MOST_BYTES:
+        raise BadRequest(f"The question set {path} holds more than {MOST_BYTES >> 20} MiB.", hint="Name a file of questions, or split it.")
     questions = []
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
@@ -129,12 +135,12 @@ def read_set(path: Path) -> QuestionSet:
             question = msgspec.json.decode(line, type=Question)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadRequest(f"{path}:{number}: {error}", hint='A line is {"question": "...", "documents": ["..."], "answer": "..."}.') from None
-        if not question.question.strip() or not question.documents:
-            raise BadRequest(f"{path}:{number}: a question needs words and at least one document.", hint="Fill both.")
+        if not question.question.strip() or not all([question.documents, *question.documents]):
+            raise BadRequest(f"{path}:{number}: a question needs words and at least one document, by its name.", hint="Fill both.")
         questions.append(question)
     if not questions:
         raise BadRequest(f"{path} holds no question.", hint='A line is {"question": "...", "documents": ["..."], "answer": "..."}.')
-    return QuestionSet(path.name, hashlib.sha256(content).hexdigest(), questions)
+    return QuestionSet(shown(path.name), hashlib.sha256(content).hexdigest(), questions)
 
 
 async def judge(
