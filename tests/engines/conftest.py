@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.engines.clock import READERS, Clock
 from tests.waiting import until as until
 
 from tidegate.bench.scripted import Scripted, start
@@ -46,6 +47,15 @@ async def building(usual_adapter: str, **usual: Any) -> AsyncIterator[Callable[.
             return engine
 
         yield make
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What the fleet takes for the time."""
+    clock = Clock()
+    for module in READERS:
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 @pytest.fixture

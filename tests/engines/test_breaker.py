@@ -9,11 +9,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pydantic import ValidationError
+from tests.engines.clock import S
 
 from tidegate.engines.breaker import BUCKETS, NEVER_NS, Breaker
 from tidegate.engines.settings import FleetSettings
-
-S = 1_000_000_000
 
 
 def fleet_settings(**fields: Any) -> FleetSettings:

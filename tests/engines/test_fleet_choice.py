@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.engines.clock import Clock, S
 
 from tidegate.core.ask import Ask, Caller, Deadline, EngineCall
 from tidegate.core.chunk import Usage
@@ -22,39 +23,11 @@ from tidegate.core.errors import (
     TidegateError,
 )
 from tidegate.core.flight import Flight
-from tidegate.engines import fleet as fleet_module
-from tidegate.engines import member as member_module
 from tidegate.engines import routing as routing_module
 from tidegate.engines.fleet import Fleet
 from tidegate.engines.load import Load
 from tidegate.engines.member import Member, Run
 from tidegate.engines.settings import EngineSettings, FleetSettings
-
-S = 1_000_000_000
-
-
-class Clock:
-    """Stands in for the module `time` where the fleet reads it."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1000 * S
-
-    def perf_counter_ns(self) -> int:
-        return self.now_ns
-
-    def time_ns(self) -> int:
-        return self.now_ns
-
-    def pass_s(self, seconds: float) -> None:
-        self.now_ns += int(seconds * S)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for module in (fleet_module, member_module, routing_module):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
 
 
 def fleet_of(members: dict[str, dict[str, Any]], **fleet: Any) -> Fleet:

@@ -10,12 +10,10 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.engines.test_fleet_choice import Clock, ask_for, fleet_of
+from tests.engines.clock import READERS, Clock
+from tests.engines.test_fleet_choice import ask_for, fleet_of
 
 from tidegate.core.errors import ContextTooLong, EngineCut, EngineDown, EngineError, EngineRefused, EngineStalled
-from tidegate.engines import fleet as fleet_module
-from tidegate.engines import member as member_module
-from tidegate.engines import routing as routing_module
 from tidegate.engines.load import Load
 from tidegate.engines.member import Member, Run
 
@@ -40,7 +38,7 @@ class Choice(RuleBasedStateMachine):
     )
     def build(self, roles: list[str], slots: list[int], bounds: list[int], contexts: list[int], weights: list[float]) -> None:
         self.clock = Clock()
-        self.kept: list[tuple[Any, Any]] = [(module, module.time) for module in (fleet_module, member_module, routing_module)]
+        self.kept: list[tuple[Any, Any]] = [(module, module.time) for module in READERS]
         for module, _ in self.kept:
             module.time = self.clock
         self.fleet = fleet_of(

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.engines.test_fleet_choice import Clock, ask_for
+from tests.engines.clock import Clock
+from tests.engines.test_fleet_choice import ask_for
 
 from tidegate.core.errors import EngineCut, EngineDown, EngineError, EngineNotAdmitted, EngineRefused, NotFound, SettingsError
 from tidegate.core.isolation import Isolation
-from tidegate.engines import fleet as fleet_module
-from tidegate.engines import member as member_module
-from tidegate.engines import routing as routing_module
 from tidegate.engines.fleet import Fleet
 from tidegate.engines.member import Member, Run
 from tidegate.engines.settings import EngineSettings, FleetSettings
@@ -126,11 +124,8 @@ def test_the_last_kept_slot_is_nobody_elses() -> None:
     assert all((member.requests, member.used) == (0, {"bolt": 0}) for member in fleet.members.values())
 
 
-def test_a_probe_takes_no_kept_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_takes_no_kept_slot(clock: Clock) -> None:
     """An instance whose breaker may be probed is full for others all the same."""
-    clock = Clock()
-    for module in (fleet_module, member_module, routing_module):
-        monkeypatch.setattr(module, "time", clock)
     fleet = fleet_of({"a": {"slots": 3}, "b": {"slots": 3}}, bolt=Isolation(slots=1))
     other = ask_for(tenant="else")
     assert other.call is not None

@@ -14,15 +14,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.dying import Dying, in_child
-from tests.engines.test_breaker import S, fleet_settings
-from tests.engines.test_fleet_choice import Clock, ask_for, fail, run_on, state
+from tests.engines.clock import Clock, S
+from tests.engines.test_breaker import fleet_settings
+from tests.engines.test_fleet_choice import ask_for, fail, run_on, state
 
 from tidegate.core.errors import EngineCut, EngineRefused
 from tidegate.core.isolation import Isolation
 from tidegate.core.memory import Shared
-from tidegate.engines import fleet as fleet_module
-from tidegate.engines import member as member_module
-from tidegate.engines import routing as routing_module
 from tidegate.engines.breaker import CLAIM_S, Breaker
 from tidegate.engines.fleet import Fleet
 from tidegate.engines.homes import PLACES
@@ -38,14 +36,6 @@ def joined(memory: Shared, worker: int) -> Shared:
     mine = copy.copy(memory)
     mine.join(worker)
     return mine
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for module in (fleet_module, member_module, routing_module):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
 
 
 def fleets(members: dict[str, dict[str, Any]], workers: int = 2, **fleet: Any) -> list[Fleet]:

@@ -53,7 +53,7 @@ class One:
     def instances(self, model: str | None, ask: Ask | None = None) -> Sequence[tuple[Engine, str]]:
         return [self.find(model)]
 
-    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Engine, str] | None:
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause, *, free: bool = False) -> tuple[Engine, str] | None:
         return None
 
     def blame(self, engine: Engine) -> None: ...

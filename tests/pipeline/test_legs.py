@@ -154,7 +154,7 @@ class FakeEngine:
     def instances(self, model: str | None, ask: Ask | None = None) -> list[tuple[Engine, str]]:
         return [(self, "own"), *((other, "own") for other in self.others)]
 
-    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Engine, str] | None:
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause, *, free: bool = False) -> tuple[Engine, str] | None:
         return next(((other, "own") for other in self.others if other not in tried), None)
 
     def blame(self, engine: Engine) -> None: ...

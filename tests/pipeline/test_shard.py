@@ -65,7 +65,7 @@ class Fleet:
     def instances(self, model: str | None, ask: Ask | None = None) -> list[tuple[Any, str]]:
         return [self.find(model)]
 
-    def another(self, model: str | None, ask: Ask, tried: Sequence[Any], cause: Any) -> None:
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Any], cause: Any, *, free: bool = False) -> None:
         return None
 
     def blame(self, engine: Any) -> None:

@@ -82,7 +82,7 @@ class FakeEngine:
     def instances(self, model: str | None, ask: Ask | None = None) -> list[tuple[Engine, str]]:
         return [(self, model or "default")]
 
-    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause) -> tuple[Engine, str] | None:
+    def another(self, model: str | None, ask: Ask, tried: Sequence[Engine], cause: Cause, *, free: bool = False) -> tuple[Engine, str] | None:
         return None
 
     def blame(self, engine: Engine) -> None: ...
@@ -211,11 +211,12 @@ class FakeSearch:
         self.asked: dict[str, Any] = {}
         self.steps = Steps()
         self.legs: list[Ranking] = []
+        self.lacks: dict[str, str] = {}
 
     async def find(self, question: str, *, k: int, wanted: Filter, collection: str, steps: Steps, ask: Ask) -> Searched:
         self.asked = {"question": question, "k": k, "tags": wanted.tags, "collection": collection}
         self.steps = steps
-        return Searched(self.passages, "7", legs=self.legs, reranker="features", scores=[0.5] * len(self.passages), why="", repeated=2)
+        return Searched(self.passages, "7", legs=self.legs, reranker="features", scores=[0.5] * len(self.passages), repeated=2, **self.lacks)
 
 
 async def test_retrieve_filters_by_the_fields_that_are_there(tmp_path: Path) -> None:
@@ -248,6 +249,21 @@ async def test_a_flight_says_where_each_leg_had_each_passage(tmp_path: Path) -> 
     assert (facts["reranker"], facts["rerank_scores"], facts["repeated"]) == ("features", [0.5, 0.5], 2)
     assert not {"weak", "not_reranked", "characters_left_out"} & set(facts), "what did not happen is not said"
     assert not any(word in json.dumps(facts) for word in ("alpha", "beta", "gamma"))
+
+
+async def test_what_a_search_had_to_do_without_is_told(tmp_path: Path) -> None:
+    """To the caller beside the answer, and in the flight; of a search that lacked nothing, nothing."""
+    search = FakeSearch([Passage("a", "d", "t", "x", 0.0)])
+    stage = retrieve.build(load(write(tmp_path, 'stages = ["retrieve", "prompt", "generate"]\n')), Parts(FakeEngine(FakeStream([])), search))
+    ask = new_ask()
+    ask.input = {"question": "x"}
+    await stage(ask)
+    assert ask.notes is None
+    search.lacks = {"no_vectors": "embedder_down", "why": "slow"}
+    await stage(ask)
+    assert ask.notes == {"search": {"words_only": "embedder_down", "not_reranked": "slow"}}
+    facts = ask.flight.decisions[-1][2]
+    assert (facts["words_only"], facts["not_reranked"]) == ("embedder_down", "slow")
 
 
 async def test_a_search_has_the_time_of_its_stage_or_what_is_left_of_the_request(tmp_path: Path) -> None:
