@@ -110,6 +110,15 @@ def test_db_down_is_caught_without_retrieval(stack: Stack) -> None:
     assert (stack.part("postgres"), report["after"]["rung"], stack.stopped()) == (before, "full", [])
 
 
+def test_embedder_down_is_caught_by_words_alone(stack: Stack) -> None:
+    """The embedder hangs; the full answer rests on what words found, says so, and vectors are there again afterwards."""
+    before = stack.part("embedder")
+    code, report = stack.drill("embedder-down", "--requests", "4", "--capability", "desk/ask", "--input", KNOWN)
+    assert (code, caught(report), sights(report)) == (0, ["full"], {"answer"})
+    assert {seen["cause"] for seen in report["during"]} == {"words_only=slow"}
+    assert (stack.part("embedder"), report["after"]["cause"], stack.stopped()) == (before, "", [])
+
+
 def test_engine_down_is_caught_by_the_small_model(stack: Stack) -> None:
     """The engine is dead for as long as the drill asks; the second one answers, streamed or not; then the first is back with another pid."""
     before = stack.part("engine")
@@ -190,7 +199,7 @@ def test_an_unknown_drill_names_the_known_ones() -> None:
     done = subprocess.run([sys.executable, "-m", "tidegate.cli", "drill", "engine-dwon"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert all(name in done.stderr for name in drill_names())
-    assert drill_names() == ["db-down", "engine-down", "hostile-payload", "slots-full", "slow-engine"]
+    assert drill_names() == ["db-down", "embedder-down", "engine-down", "hostile-payload", "slots-full", "slow-engine"]
 
 
 # -- what users see, and the switch alone

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tidegate.core.ask import Ask, Caller, Deadline, Passage
-from tidegate.core.errors import BadRequest, SettingsError, StoreDown
+from tidegate.core.errors import BadRequest, EmbedderDown, SettingsError, StoreDown
 from tidegate.core.flight import Flight
 from tidegate.core.search import ANY, Filter, Found, Ranking
 from tidegate.retrieval.embedder import LocalEmbedder
@@ -140,7 +140,7 @@ class Told:
     async def search(
         self, collection: str, vector: Any, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
     ) -> Found:
-        self.asked = {"k": k, "words": list(words)}
+        self.asked = {"k": k, "words": list(words), "vector": vector is not None}
         return self.found
 
     async def explain(self, collection: str, vector: Any, k: int, wanted: Filter = ANY) -> list[str]:
@@ -190,9 +190,27 @@ async def test_what_is_looked_for_is_more_than_what_is_given_on() -> None:
     """Candidates as the settings say, at least as many as are asked for; words only where both ways are wanted."""
     store = told(0.9, 0.8, 0.7)
     assert ids(await road(store, candidates=30).find("word1 here", k=2)) == ["p0", "p1"]
-    assert store.asked == {"k": 30, "words": ["word1", "word", "1", "here"]}
+    assert store.asked == {"k": 30, "words": ["word1", "word", "1", "here"], "vector": True}
     await road(store, candidates=2).find("word1", k=50, steps=Steps(hybrid=False))
-    assert store.asked == {"k": 50, "words": []}
+    assert store.asked == {"k": 50, "words": [], "vector": True}
+
+
+@pytest.mark.parametrize(("failure", "why"), [(EmbedderDown("Gone."), "embedder_down"), (None, "slow")])
+async def test_without_a_vector_words_are_searched_for_alone(failure: EmbedderDown | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the embedder is down or hangs; where words are not wanted, that is the search's failure."""
+    store = told(0.0, coverage=[0.7])
+
+    async def embed(texts: Sequence[str], kind: str) -> Any:
+        if failure is not None:
+            raise failure
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(store, "embed", embed)
+    found = await road(store).find("word0", steps=Steps(seconds=0.01 if failure is None else 10.0))
+    assert (ids(found), found.no_vectors, store.asked["vector"]) == (["p0"], why, False)
+    if failure is not None:
+        with pytest.raises(EmbedderDown):
+            await road(store).find("word0", steps=Steps(hybrid=False))
 
 
 async def test_a_reranker_has_the_last_word_on_the_order() -> None:

@@ -80,6 +80,19 @@ async def test_a_search_sees_its_collection_and_tags_only(store: Store) -> None:
     assert await found(lang="\0") == set()
 
 
+async def test_without_a_vector_words_alone_find(store: Store) -> None:
+    """Within the filter, of the collection's state; without words nothing is found."""
+    passages = [NewPassage("red fish", words=["red", "fish"]), NewPassage("red", words=["red"]), NewPassage("blue", words=["blue"])]
+    await store.replace_document(a_document(), passages, axis(0, 1, 2))
+    await store.replace_document(a_document("b.md", tags={"lang": "zh"}), [NewPassage("fish", words=["fish"])], axis(0))
+    found = await store.search("c", None, 2, Filter({"lang": "en"}), words=["red", "fish"])
+    assert [passage.text for passage in found.passages] == ["red fish", "red"]
+    assert [leg.leg for leg in found.legs] == ["words"]
+    assert found.index_version == await store.index_version("c")
+    assert (await store.search("c", None, 2)).passages == []
+    assert (await store.search("none", None, 2, words=["red"])).passages == []
+
+
 async def test_a_collection_that_is_not_there_is_empty(store: Store) -> None:
     """No passages and version 0, no error."""
     assert (await store.search("none", axis(0)[0], 3)).passages == []

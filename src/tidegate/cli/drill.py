@@ -29,8 +29,8 @@ def drill(
 ) -> None:
     """Break a part of the `tidegate up` on this machine for a moment, ask real requests, and report what users saw.
 
-    NAME is engine-down, db-down, slots-full, slow-engine or hostile-payload. The part is whole again afterwards, whatever becomes of the drill.
-    The exit code is 1 where a user saw a bare 500 or nothing, or where it did not come back.
+    NAME is engine-down, db-down, embedder-down, slots-full, slow-engine or hostile-payload. The part is whole again afterwards, whatever becomes
+    of the drill. The exit code is 1 where a user saw a bare 500 or nothing, or where it did not come back.
     """
     from tidegate.core.plugins import nearest
     from tidegate.local.drill import drill as run

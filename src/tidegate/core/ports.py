@@ -140,10 +140,10 @@ class VectorStore(Protocol):
     """Passages by nearness, filtered, in one transaction."""
 
     async def search(
-        self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
+        self, collection: str, vector: Vectors | None, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
     ) -> Found:
-        """The k nearest passages that fit, nearest first; with `words` (as `core.words` makes them) also the k best by BM25, of the same state of
-        the collection. `exact`: all that fit are compared with the vector, however many. Raises StoreDown."""
+        """The k nearest passages that fit, nearest first (none without a vector); with `words` (as `core.words` makes them) also the k best by BM25,
+        of the same state of the collection. `exact`: all that fit are compared with the vector, however many. Raises StoreDown."""
         ...
 
     async def explain(self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY) -> list[str]:

@@ -152,7 +152,7 @@ async def _until_back(scene: Scene, before: Seen) -> Seen | None:
     end_ns = time.perf_counter_ns() + int(_BACK_S * 1e9)
     while True:
         seen = await _ask(scene, Payload(json.dumps(scene.inputs[0]).encode()))
-        if seen.sight == "answer" and seen.rung == before.rung:
+        if seen.sight == "answer" and (seen.rung, seen.cause) == (before.rung, before.cause):
             return seen
         if time.perf_counter_ns() > end_ns:
             return None
@@ -194,7 +194,7 @@ def judge(answer: httpx.Response) -> Seen:
     if status == 200 and body.get("trace_id"):
         landing = body.get("ladder") or {}
         shown = body.get("answer") or {name: value for name, value in body.items() if name not in _BESIDE}
-        rung, cause = str(landing.get("rung") or rung or "full"), str(landing.get("cause") or "")
+        rung, cause = str(landing.get("rung") or rung or "full"), str(landing.get("cause") or answer.headers.get("x-tidegate-search", ""))
         return Seen("answer", 200, rung, "", cause, 0.0, str(body["trace_id"]), _excerpt(shown))
     return Seen("bare", status, rung, "", "", 0.0, "", _excerpt(answer.text))
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import msgspec
 
 from tidegate.core.ask import Ask, Passage
-from tidegate.core.errors import BadRequest, OtherEmbedder, SettingsError
+from tidegate.core.errors import BadRequest, EmbedderDown, OtherEmbedder, SettingsError
 from tidegate.core.plugins import nearest
-from tidegate.core.ports import Embedder, VectorStore
+from tidegate.core.ports import Embedder, Vectors, VectorStore
 from tidegate.core.search import ANY, Filter, Found, Leg
 from tidegate.core.words import words
 from tidegate.retrieval.compress import compress
@@ -26,6 +26,8 @@ SECONDS = 10.0
 #: A passage that holds this share of the weight of the question's words stays, however far its vector is: an article number or a
 #: name is found by its letters alone.
 COVERED = 0.6
+#: Of a search's time, what the embedder may take before words are searched for alone.
+EMBED_SHARE = 0.6
 
 
 class Steps(msgspec.Struct, frozen=True):
@@ -54,6 +56,7 @@ class Stand(msgspec.Struct, frozen=True):
 class Searched(Found, msgspec.Struct, frozen=True):
     """What was found, and how it came to its order.
 
+    - `no_vectors`: "" or why words alone found the passages: the embedder was down (`embedder_down`) or too slow (`slow`).
     - `reranker`: whose order it is; `off`: the fused one. `scores`: its own, of each passage. `why`: a reranker was wanted and its judgement is not
       used: slow, wrong_scores, resting (it failed a moment ago), or an error's code.
     - `weak`: candidates left out by `min_score`; `repeated`: by others that say the same; `left_out`: characters that compression took.
@@ -61,6 +64,7 @@ class Searched(Found, msgspec.Struct, frozen=True):
     - `took_ns`: by step: embed, store, fuse, rerank, choose, compress.
     """
 
+    no_vectors: str = ""
     reranker: str = OFF
     scores: list[float] = []
     why: str = ""
@@ -101,7 +105,7 @@ class Search:
         laps, and engines are asked in its name.
 
         What is not given comes from the settings. Raises BadRequest for a question without words, SettingsError for a reranker that was not opened,
-        StoreDown where the embedder or the store cannot be reached; never for a reranker.
+        StoreDown where the store cannot be reached, or where the embedder cannot and words are not searched for; never for a reranker.
         """
         if not question.strip():
             raise BadRequest("The question is empty.", hint="Ask something.", param="question")
@@ -110,16 +114,16 @@ class Search:
         second = self._second(settings.rerank if steps.rerank is None else steps.rerank)
         hybrid = settings.hybrid if steps.hybrid is None else steps.hybrid
         clock = _Clock(ask)
-        (vector,) = await self._embedder.embed([question], "query")
+        vector, no_vectors = await self._vector(question, hybrid, steps.seconds)
         clock.lap("embed")
         candidates = max(k, settings.candidates)
         found = await self._store.search(
             collection or settings.collection, vector, candidates, wanted, words=words(question) if hybrid else ()
         )
-        if found.fingerprint not in ("", self._embedder.fingerprint):
+        if vector is not None and found.fingerprint not in ("", self._embedder.fingerprint):
             raise OtherEmbedder(collection or settings.collection, found.fingerprint, self._embedder.fingerprint)
         clock.lap("store")
-        if ask is not None:
+        if ask is not None and vector is not None:
             self._sampler.look(ask.flight, collection or settings.collection, vector, k, wanted, found)
         if hybrid:
             found = fuse(found)
@@ -127,7 +131,7 @@ class Search:
         weak = len(found.passages) - len(passages)
         passages = passages[:candidates]
         clock.lap("fuse")
-        searched = Searched(passages, found.index_version, found.way, found.legs, weak=weak)
+        searched = Searched(passages, found.index_version, found.way, found.legs, no_vectors=no_vectors, weak=weak)
         if second is not None and len(passages) > 1:
             left_s = steps.seconds - clock.spent_s()
             judged = await second.judge(question, searched, max(0.0, left_s * settings.rerank_share), ask)
@@ -141,6 +145,18 @@ class Search:
             searched = await asyncio.to_thread(_compressed, question, searched)
             clock.lap("compress")
         return msgspec.structs.replace(searched, took_ns=clock.took_ns)
+
+    async def _vector(self, question: str, hybrid: bool, seconds: float) -> tuple[Vectors | None, str]:
+        """The question's vector; or none, and why, where words may be searched for without one."""
+        if not hybrid:
+            return (await self._embedder.embed([question], "query"))[0], ""
+        try:
+            async with asyncio.timeout(seconds * EMBED_SHARE):
+                return (await self._embedder.embed([question], "query"))[0], ""
+        except EmbedderDown as error:
+            return None, error.code
+        except TimeoutError:
+            return None, "slow"
 
     def _second(self, name: str) -> Second | None:
         if name == OFF:

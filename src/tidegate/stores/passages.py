@@ -75,9 +75,11 @@ class Passages:
         self._fitting: dict[tuple[str, bytes], tuple[int, int]] = {}
 
     async def search(
-        self, collection: str, vector: Vectors, k: int, wanted: Filter, *, words: Sequence[str] = (), exact: bool = False
+        self, collection: str, vector: Vectors | None, k: int, wanted: Filter, *, words: Sequence[str] = (), exact: bool = False
     ) -> Found:
         """The k nearest passages that fit, nearest first, and with `words` the k best by BM25; `exact`: whatever the number, compare all that fit."""
+        if vector is None:
+            return await self._by_words(collection, k, wanted, words)
         check_vectors(vector)
         wanted = clean_value_of(wanted)
         collection = clean_text(collection)
@@ -97,6 +99,23 @@ class Passages:
             near = {passage.id for passage in found.passages}
             only_words = [passage for passage in passages if passage.id not in near]
             return msgspec.structs.replace(found, passages=[*found.passages, *only_words], legs=[*found.legs, ranking])
+
+        found: Found = await self._run(find)
+        return found
+
+    async def _by_words(self, collection: str, k: int, wanted: Filter, words: Sequence[str]) -> Found:
+        """The word leg alone; the passages' own scores are 0, for there is nothing that they could be near to."""
+        wanted, collection = clean_value_of(wanted), clean_text(collection)
+        parameters = {"collection": collection, "vector": HalfVector(np.zeros(DIMENSIONS, np.float32)), "k": k}
+
+        async def find(link: Link) -> Found:
+            asked = parameters | _conditions(wanted, (await self._state(link, collection)).facets)
+            fit = None if wanted == ANY else await self._fit(link, collection, wanted, asked)
+            async with link.transaction():
+                await link.execute(queries()["see_one_state"].sql)
+                state = await fetch(link, "collection_state", asked)
+                passages, ranking = await find_words(link, asked, words, fit) if words else ([], Ranking("words", [], [], []))
+            return Found(passages, state[0][0] if state else "0", legs=[ranking])
 
         found: Found = await self._run(find)
         return found

@@ -14,6 +14,9 @@ from tidegate.pipeline.capability import Capability, Retrieve
 from tidegate.pipeline.parts import Parts, Searcher
 from tidegate.retrieval.search import SECONDS, Searched, Steps
 
+#: What the caller is told of a search that had to do without a part of it.
+SEARCH = "search"
+
 
 class RetrieveStage:
     """Question in, passages out; notes what was found and how, from which version of the index."""
@@ -45,6 +48,13 @@ class RetrieveStage:
         flight.passage_ids = [passage.id for passage in found.passages]
         # The names of the tags alone: their values are the caller's words.
         flight.decide("retrieved", collection=settings.collection, tags=sorted(tags), way=found.way, **_facts(found))
+        if lacking := _lacking(found):
+            ask.note(SEARCH, lacking)
+
+
+def _lacking(found: Searched) -> dict[str, str]:
+    """What the search had to do without, and why."""
+    return {name: why for name, why in (("words_only", found.no_vectors), ("not_reranked", found.why)) if why}
 
 
 def _facts(found: Searched) -> dict[str, Any]:
@@ -60,8 +70,7 @@ def _facts(found: Searched) -> dict[str, Any]:
     facts["reranker"] = found.reranker
     if found.scores:
         facts["rerank_scores"] = [round(score, 4) for score in found.scores]
-    if found.why:
-        facts["not_reranked"] = found.why
+    facts |= _lacking(found)
     counts = {"weak": found.weak, "repeated": found.repeated, "characters_left_out": found.left_out}
     facts |= {name: count for name, count in counts.items() if count}
     if found.differing:

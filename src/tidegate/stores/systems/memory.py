@@ -116,8 +116,9 @@ class Memory:
     # -- passages
 
     async def search(
-        self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
+        self, collection: str, vector: Vectors | None, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
     ) -> Found:
+        alone, vector = vector is None, np.zeros(DIMENSIONS, np.float32) if vector is None else vector
         check_vectors(vector)
         collection, tags = clean_text(collection), clean_value(wanted.tags)
         found = {
@@ -129,12 +130,12 @@ class Memory:
             for (id, passage), score in zip(stored.passages.items(), (stored.vectors @ vector.reshape(-1)).tolist(), strict=True)
             if (of_passage := stored.document.tags | passage.tags).items() >= tags.items()
         }
-        best = sorted(found.values(), key=lambda passage: (-passage.score, passage.id))[:k]
-        legs = [Ranking("vector", [passage.id for passage in best], [passage.score for passage in best])]
+        best = [] if alone else sorted(found.values(), key=lambda passage: (-passage.score, passage.id))[:k]
+        legs = [] if alone else [Ranking("vector", [passage.id for passage in best], [passage.score for passage in best])]
         if words:
             legs.append(self._by_words(collection, words, k, found))
         near = {passage.id for passage in best}
-        only_words = [found[id] for id in legs[-1].ids if id not in near]
+        only_words = [found[id] for leg in legs for id in leg.ids if id not in near]
         return Found([*best, *only_words], self._index_versions.get(collection, "0"), legs=legs, fingerprint=self._fingerprints.get(collection, ""))
 
     def _by_words(self, collection: str, words: Sequence[str], k: int, fitting: Collection[str]) -> Ranking:

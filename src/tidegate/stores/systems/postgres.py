@@ -158,7 +158,7 @@ class Postgres:
     # -- passages and documents
 
     async def search(
-        self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
+        self, collection: str, vector: Vectors | None, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
     ) -> Found:
         return await self._passages.search(collection, vector, k, wanted, words=words, exact=exact)
 

@@ -88,10 +88,11 @@ class Qdrant:
     # -- passages
 
     async def search(
-        self, collection: str, vector: Vectors, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
+        self, collection: str, vector: Vectors | None, k: int, wanted: Filter = ANY, *, words: Sequence[str] = (), exact: bool = False
     ) -> Found:
         """The k nearest passages that fit, nearest first, and with `words` the k best by them. Raises StoreDown."""
-        check_vectors(vector)
+        if vector is not None:
+            check_vectors(vector)
         collection = clean_text(collection)
         name = await self._there(collection)
         if name is None:
@@ -105,34 +106,35 @@ class Qdrant:
         return found
 
     async def _find(
-        self, name: str, version: str, vector: Vectors, k: int, wanted: Filter, words: Sequence[str], exact: bool
+        self, name: str, version: str, vector: Vectors | None, k: int, wanted: Filter, words: Sequence[str], exact: bool
     ) -> Found:
         fits = _fits(wanted)
-        way: Way = "exact" if exact or self._local else "graph"
         asked = Counter(_term(word) for word in words)
+        unit = None if vector is None else vector.reshape(-1)
         dense = models.QueryRequest(
-            query=vector.reshape(-1).tolist(), using=DENSE, limit=k, filter=fits, with_payload=True, params=models.SearchParams(exact=exact)
+            query=[] if unit is None else unit.tolist(), using=DENSE, limit=k, filter=fits, with_payload=True, params=models.SearchParams(exact=exact)
         )
         sparse = models.QueryRequest(
             query=models.SparseVector(indices=list(asked), values=[1.0] * len(asked)), using=WORDS, limit=k, filter=fits, with_payload=True,
             with_vector=[DENSE],
         )
-        near, *by_words = await self._do(lambda: self._client.query_batch_points(name, [dense, *((sparse,) if asked else ())]))
-        hits = near.points
-        if way == "graph" and len(hits) < k:  # Qdrant's graph gave up, or fewer fit
-            response = await self._do(lambda: self._client.query_points(
-                name, query=dense.query, using=DENSE, limit=k, query_filter=fits, with_payload=True, search_params=models.SearchParams(exact=True)
-            ))
-            hits, way = response.points, "graph_then_exact"
-        hits = _newest(hits)
-        passages = [_passage(hit.payload or {}, hit.score) for hit in hits]
-        legs = [Ranking("vector", [passage.id for passage in passages], [passage.score for passage in passages])]
+        legs, passages = [], []
+        asking = [*((dense,) if unit is not None else ()), *((sparse,) if asked else ())]
+        told = [answer.points for answer in await self._do(lambda: self._client.query_batch_points(name, asking))] if asking else []
+        way: Way = "exact" if exact or self._local or unit is None else "graph"
+        if unit is not None:
+            hits = told.pop(0)
+            if way == "graph" and len(hits) < k:  # Qdrant's graph gave up, or fewer fit
+                all_of_them = dense.model_copy(update={"params": models.SearchParams(exact=True)})
+                (response,) = await self._do(lambda: self._client.query_batch_points(name, [all_of_them]))
+                hits, way = response.points, "graph_then_exact"
+            passages = [_passage(hit.payload or {}, hit.score) for hit in _newest(hits)]
+            legs.append(Ranking("vector", [passage.id for passage in passages], [passage.score for passage in passages]))
         if asked:
-            worded = _newest(by_words[0].points)
+            worded = _newest(told.pop(0))
             have = {passage.id for passage in passages}
-            unit = vector.reshape(-1)
             passages += [
-                _passage(hit.payload, float(unit @ hit.vector[DENSE])) for hit in worded if hit.payload["id"] not in have
+                _passage(hit.payload, float(unit @ hit.vector[DENSE]) if unit is not None else 0.0) for hit in worded if hit.payload["id"] not in have
             ]
             weights = await self._weights(name, version, asked)
             total = sum(weights.values()) or 1.0
