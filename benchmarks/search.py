@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/search.py --data ../shared/data [--rows 200000] [--base FILE] [--keep FOLDER] [--only PART ...]
 
 `--keep`: the database and what is computed of the rows stay in that folder, and the next run goes on with them. `--only`: these parts, into the
-record beside what is there: `load` alone, `tidegate`, `crowd`, `faiss`, `qdrant`.
+record beside what is there: `load` alone, `tidegate`, `crowd`, `facet` (products as a second one), `faiss`, `qdrant`.
 
 The vectors are real: short texts of the folder `--data` in two languages, embedded by the model that is shipped (kept in `--base`, a NumPy file,
 since that takes minutes), and made more by moving each a part of the way between two of its neighbours, so that they lie as real ones do. Each row
@@ -55,7 +55,9 @@ FIRST_DAY = 19_700
 DEPARTMENTS, PRODUCTS, DAYS = 50, 400, 1000
 K = 5
 QUERIES = 200
+ROUNDS = 5
 FILTERED, NO_FACET = "time + department + confidence", "time + product + confidence (no facet)"
+A_FACET = "time + product + confidence (a second facet)"
 
 
 def texts(data: Path) -> list[str]:
@@ -211,31 +213,46 @@ Search = Callable[[Vectors, Filter], Awaitable[list[int]]]
 
 
 async def measure(rows: Rows, case: Case, truths: list[set[int]], search: Search) -> dict[str, Any]:
-    """Twice over the queries, the first time to warm up; recall against the truth, and whether any search gave fewer rows than fit."""
-    took_ms, hits, wanted_hits, fewer = [], 0, 0, 0
-    for measured in (False, True):
-        for query, wanted, truth in zip(rows.queries, case.filters, truths, strict=True):
+    """Recall against the truth, and whether any search gave fewer rows than fit, which is also the warm-up; then the times of the quietest of some
+    rounds over the queries."""
+    hits, wanted_hits, fewer = 0, 0, 0
+    for query, wanted, truth in zip(rows.queries, case.filters, truths, strict=True):
+        found = await search(query, wanted)
+        hits += len(truth & set(found))
+        wanted_hits += len(truth)
+        fewer += len(found) < len(truth)
+    rounds = []
+    for _ in range(ROUNDS):
+        took_ms = []
+        for query, wanted in zip(rows.queries, case.filters, strict=True):
             began_ns = time.perf_counter_ns()
-            found = await search(query, wanted)
-            if measured:
-                took_ms.append((time.perf_counter_ns() - began_ns) / 1e6)
-                hits += len(truth & set(found))
-                wanted_hits += len(truth)
-                fewer += len(found) < len(truth)
-    took_ms.sort()
+            await search(query, wanted)
+            took_ms.append((time.perf_counter_ns() - began_ns) / 1e6)
+        rounds.append(sorted(took_ms))
+    took_ms = min(rounds, key=p95)
     return {
-        "p50_ms": round(took_ms[len(took_ms) // 2], 2), "p95_ms": round(took_ms[int(len(took_ms) * 0.95)], 2),
+        "p50_ms": round(took_ms[len(took_ms) // 2], 2), "p95_ms": round(p95(took_ms), 2), "p95_ms_of_rounds": [round(p95(one), 1) for one in rounds],
         "recall_at_5": round(hits / max(wanted_hits, 1), 4), "searches_with_fewer_rows_than_fit": fewer,
     }  # fmt: skip
 
 
-async def crowd(dsn: str, rows: Rows, case: Case, search: Search, clients: int = 16, seconds: float = 5.0) -> dict[str, Any]:
-    """So many clients, each with one search after the other; and whose the processor's time was."""
-    took_ms: list[float] = []
+def p95(times: Sequence[float]) -> float:
+    """Of sorted ones."""
+    return times[int(len(times) * 0.95)]
+
+
+async def crowd(dsn: str, rows: Rows, case: Case, search: Search, clients: int = 16, seconds: float = 3.0) -> dict[str, Any]:
+    """So many clients, each with one search after the other, and whose the processor's time was; the quietest of some rounds."""
     for query, wanted in zip(rows.queries, case.filters, strict=True):
         await search(query, wanted)
     with psycopg.connect(dsn) as link:
         pids = [row[0] for row in link.execute("select pid from pg_stat_activity where application_name = 'tidegate'")]
+    rounds = [await _crowd(pids, rows, case, search, clients, seconds) for _ in range(ROUNDS)]
+    return max(rounds, key=lambda one: one["per_s"]) | {"per_s_of_rounds": [one["per_s"] for one in rounds]}
+
+
+async def _crowd(pids: Sequence[int], rows: Rows, case: Case, search: Search, clients: int, seconds: float) -> dict[str, Any]:
+    took_ms: list[float] = []
     before_s, own_s = sum(map(cpu_s, pids)), time.process_time()
     end_ns = time.perf_counter_ns() + int(seconds * 1e9)
 
@@ -251,7 +268,7 @@ async def crowd(dsn: str, rows: Rows, case: Case, search: Search, clients: int =
     own_s, server_s = time.process_time() - own_s, sum(map(cpu_s, pids)) - before_s
     took_ms.sort()
     return {
-        "clients": clients, "per_s": round(len(took_ms) / seconds), "p95_ms": round(took_ms[int(len(took_ms) * 0.95)], 2),
+        "clients": clients, "per_s": round(len(took_ms) / seconds), "p95_ms": round(p95(took_ms), 2),
         "cpu_us_of_a_search": {"client": round(own_s / len(took_ms) * 1e6), "database": round(server_s / len(took_ms) * 1e6)},
         "cores_used_by_others": others.cores,
     }  # fmt: skip
@@ -259,7 +276,7 @@ async def crowd(dsn: str, rows: Rows, case: Case, search: Search, clients: int =
 
 async def ours(dsn: str, rows: Rows, parts: Sequence[str], found: dict[str, Any]) -> None:
     """What is found goes into `found`."""
-    store = Postgres(StoreSettings(dsn=dsn, pool_min=16 if "crowd" in parts else 1, pool_max=16))
+    store = Postgres(StoreSettings(dsn=dsn, pool_min=16 if {"crowd", "facet"} & set(parts) else 1, pool_max=16))
     began_s = time.perf_counter()
     states = await store.build_indexes(COLLECTION, facets=("department",), graph=True, progress=lambda now: None)
     if any(state.built for state in states):
@@ -288,6 +305,17 @@ async def ours(dsn: str, rows: Rows, parts: Sequence[str], found: dict[str, Any]
         if "crowd" in parts and case.name in ("pure", FILTERED, NO_FACET):
             found["16 clients, " + case.name] = await crowd(dsn, rows, case, search)
             print("16 clients,", case.name, found["16 clients, " + case.name], flush=True)
+    if "facet" in parts:
+        await store.build_indexes(COLLECTION, facets=("department", "product"), graph=True)
+        for case in all_cases:
+            if case.name == NO_FACET:
+                with used_by_others() as others:
+                    measured = await measure(rows, case, truths[case.name], search)
+                found[A_FACET] = {"way": "exact", **measured, "cores_used_by_others": others.cores}
+                print(A_FACET, found[A_FACET], flush=True)
+                found["16 clients, " + A_FACET] = await crowd(dsn, rows, case, search)
+                print("16 clients,", A_FACET, found["16 clients, " + A_FACET], flush=True)
+        await store.build_indexes(COLLECTION, facets=("department",), graph=True)
     await store.close()
 
 
@@ -371,7 +399,7 @@ def cluster(home: Path, rows: int) -> Iterator[str]:
             folder.close()
 
 
-PARTS = ("load", "tidegate", "crowd", "faiss", "qdrant")
+PARTS = ("load", "tidegate", "crowd", "facet", "faiss", "qdrant")
 
 
 def main() -> None:
@@ -394,7 +422,7 @@ def main() -> None:
             load(dsn, rows)
             loaded.touch()
             print("loaded", flush=True)
-        if {"load", "tidegate", "crowd"} & set(given.only):
+        if {"load", "tidegate", "crowd", "facet"} & set(given.only):
             uvloop.run(ours(dsn, rows, given.only, found))
         if "faiss" in given.only:
             others["ids from SQL, then faiss"] = uvloop.run(two_steps(dsn, rows))
