@@ -66,7 +66,8 @@ async def test_the_best_come_first_and_equals_keep_their_order() -> None:
     ("scores", "why"),
     [
         (None, "slow"), (StoreDown("Gone."), "store_down"), (EngineDown("Gone."), "engine_down"), ([1.0], "wrong_scores"),
-        ([1.0, math.nan, 0.0], "wrong_scores"),
+        ([1.0, math.nan, 0.0], "wrong_scores"), (RuntimeError("a plug-in's own"), "internal_error"), (TimeoutError(), "slow"),
+        (["1", "2", "3"], "internal_error"),
     ],
 )  # fmt: skip
 async def test_a_reranker_that_fails_changes_nothing(scores: Any, why: str) -> None:
@@ -190,7 +191,7 @@ async def test_a_server_that_wants_texts_gets_them(stand_in: HttpStandIn, rerank
     "answer",
     [
         {"results": [{"index": 0, "relevance_score": 0.1}]}, {"results": "none"}, [], [{"index": "x", "score": 1}], [{"index": 0}], {}, b"not json",
-        (500, {"error": "out of memory"}), (429, {}), (404, {}), [{"index": 0, "score": None}, {"index": 1, "score": 1}],
+        b"[" * 200_000, (500, {"error": "out of memory"}), (429, {}), (404, {}), [{"index": 0, "score": None}, {"index": 1, "score": 1}],
     ],
 )  # fmt: skip
 async def test_a_server_without_a_score_for_each_is_down(stand_in: HttpStandIn, reranker: http.Http, answer: Any) -> None:
@@ -369,7 +370,14 @@ async def test_an_engine_judges_only_the_first(ask: Ask) -> None:
     assert judged.scores == pytest.approx([0.1] * engine.MOST + [-1.0] * (12 - engine.MOST))
 
 
-@pytest.mark.parametrize("raw", [None, b"", b"{}", b"[]", b'{"choices": [{"logprobs": null}]}', b'{"choices": [{"logprobs": {"content": []}}]}'])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None, b"", b"{}", b"[]", b'{"choices": [{"logprobs": null}]}', b'{"choices": [{"logprobs": {"content": []}}]}', b"[" * 200_000,
+        b'{"choices": [{"logprobs": {"content": [{"top_logprobs": [{"token": "yes", "logprob": 1e9}]}]}}]}',
+    ],
+    ids=range(8),
+)  # fmt: skip
 async def test_an_engine_that_tells_no_probabilities_judges_nothing(ask: Ask, raw: bytes | None) -> None:
     """The fused order stands."""
     with pytest.raises(EngineError, match="no probability"):

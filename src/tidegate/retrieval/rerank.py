@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,8 @@ from tidegate.core.plugins import load, names
 from tidegate.core.ports import EngineAnswer, Reranker
 from tidegate.core.search import Found
 from tidegate.retrieval.settings import RetrievalSettings
+
+log = logging.getLogger(__name__)
 
 PACKAGE = "tidegate.retrieval.rerankers"
 #: In the place of a reranker's name: the fused order stands.
@@ -67,15 +70,17 @@ class Second:
         if time.perf_counter_ns() < self._rests_until_ns:
             return Judged(as_found, [], "resting")
         try:
-            async with asyncio.timeout(seconds) as scope:
+            async with asyncio.timeout(seconds):
                 scores = await self.reranker.scores(question, found, ask)
+            fits = len(scores) == len(as_found) and all(map(math.isfinite, scores))
         except TimeoutError:
-            if not scope.expired():
-                raise
             return Judged(as_found, [], self._rest("slow"))
         except TidegateError as error:
             return Judged(as_found, [], self._rest(error.code))
-        if len(scores) != len(as_found) or not all(map(math.isfinite, scores)):
+        except Exception:  # it may be anybody's plug-in, or choke on what a server says: the search goes on all the same
+            log.exception("unexpected error in the reranker %s", self.reranker.name)
+            return Judged(as_found, [], self._rest("internal_error"))
+        if not fits:
             return Judged(as_found, [], self._rest("wrong_scores"))
         order = sorted(as_found, key=lambda at: -scores[at])
         return Judged(order, [scores[at] for at in order])

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.core.ask import Ask
+from tidegate.core.ask import DEFAULT, Ask
 from tidegate.core.errors import EngineError, StoreDown
 from tidegate.core.ports import EngineAnswer
 from tidegate.core.search import Found
@@ -66,11 +66,11 @@ def _yes(answer: EngineAnswer) -> float | None:
             word = one["token"].strip(" ▁Ġ\n.,").casefold()
             if word in _YES or word in _NO:
                 mass["yes" if word in _YES else "no"] += math.exp(one["logprob"])
-    except (msgspec.DecodeError, KeyError, IndexError, TypeError, AttributeError):
+    except (msgspec.DecodeError, AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         return None
     whole = mass["yes"] + mass["no"]
     return mass["yes"] / whole if whole > 0 else None
 
 
 def build(parts: RerankerParts) -> ByEngine:
-    return ByEngine(parts.asks, parts.settings.rerank_model or "default")
+    return ByEngine(parts.asks, parts.settings.rerank_model or DEFAULT)

@@ -82,7 +82,7 @@ def _scores(answer: bytes, count: int) -> list[float]:
             score = entry.get("relevance_score", entry.get("score"))
             scores[int(entry["index"])] = float(score)
         return [scores[at] for at in range(count)]
-    except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError):
+    except (msgspec.DecodeError, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         raise StoreDown(
             "The reranker's answer has no score for each text.", hint="Tidegate reads the answers of TEI, Jina, Cohere, vLLM and llama.cpp."
         ) from None
