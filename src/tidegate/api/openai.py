@@ -17,14 +17,14 @@ from tidegate.api.fields import CHAT, COMPLETION, EMBEDDING, check_fields, check
 from tidegate.api.leave import resume, resumes, stay_as_asked
 from tidegate.api.notes import noted, told_in_answer
 from tidegate.api.waiting import Admission, admitted, enter, leave, turn
-from tidegate.core.ask import Ask, EngineAnswer, EngineCall
+from tidegate.core.ask import DEFAULT, Ask, EngineAnswer, EngineCall
 from tidegate.core.chunk import Chunk, Usage
 from tidegate.core.errors import BadRequest, MethodNotAllowed, NotFound, StoreDown
 from tidegate.core.plugins import nearest
 from tidegate.core.ports import Embedder, Stage
 from tidegate.pipeline.entrance import Entrance, without_media
 from tidegate.pipeline.runner import Step, run
-from tidegate.pipeline.stages.generate import DEFAULT, estimate_prompt_tokens
+from tidegate.pipeline.stages.generate import estimate_prompt_tokens
 
 _DEFAULT_ANSWER_TOKENS = 256
 _MOST_TEXTS = 2048

@@ -32,7 +32,7 @@ from tidegate.api.server import Door, Route
 from tidegate.app.common import Common, of_one
 from tidegate.app.parts import make_passages
 from tidegate.core import plugins
-from tidegate.core.ask import Caller
+from tidegate.core.ask import DEFAULT, Caller
 from tidegate.core.errors import SettingsError
 from tidegate.core.ports import Embedder, FlightSink
 from tidegate.engines.counting import Counter
@@ -48,7 +48,7 @@ from tidegate.pipeline.ladder import Ladder
 from tidegate.pipeline.parts import Parts
 from tidegate.pipeline.retry import Retries
 from tidegate.pipeline.stages.fit import fit
-from tidegate.pipeline.stages.generate import DEFAULT, GenerateStage
+from tidegate.pipeline.stages.generate import GenerateStage
 from tidegate.retrieval.embedder_client import EmbedderClient
 from tidegate.retrieval.picture import Pictures
 from tidegate.retrieval.rerank import RerankerParts, open_rerankers

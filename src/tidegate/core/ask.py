@@ -79,6 +79,10 @@ class Landing(msgspec.Struct, frozen=True):
     cause: str
 
 
+#: In the place of a public model name: the first model of the first engine.
+DEFAULT = "default"
+
+
 class EngineCall(msgspec.Struct):
     """What an engine is asked: an OpenAI-shaped body without `model` and `stream`, which the adapter adds for its own engine.
 

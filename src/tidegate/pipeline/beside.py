@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidegate.admission.gate import Gate
-from tidegate.core.ask import Ask, EngineCall
+from tidegate.core.ask import DEFAULT, Ask, EngineCall
 from tidegate.core.errors import TidegateError
 from tidegate.core.ports import EngineAnswer
 from tidegate.pipeline.parts import Engines
@@ -16,7 +16,6 @@ from tidegate.pipeline.spread import Spread
 PARALLEL = 4
 #: Characters of a token, about, to reserve a place by.
 _CHARS_PER_TOKEN = 3
-_DEFAULT = "default"
 
 
 class Beside:
@@ -35,7 +34,7 @@ class Beside:
         async def one(at: int) -> None:
             aside = ask.beside("/beside", EngineCall("chat", model, bodies[at]))
             try:
-                engine, own = self._engines.find(None if model == _DEFAULT else model, aside)
+                engine, own = self._engines.find(None if model == DEFAULT else model, aside)
                 answer = answers[at] = await engine.whole(EngineCall("chat", own, bodies[at]), aside.flight)
                 ask.spend_aside(answer.usage)
             except TidegateError as error:

@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from tidegate.admission.gate import Gate
-from tidegate.core.ask import Ask, EngineCall
+from tidegate.core.ask import DEFAULT, Ask, EngineCall
 from tidegate.core.chunk import Usage
 from tidegate.core.errors import ContextTooLong, SettingsError, TidegateError
 from tidegate.core.ports import Counted, Engine, Stage, TokenCounter
@@ -20,7 +20,6 @@ from tidegate.pipeline.settings import LengthSettings
 
 #: What the caller is told under this name, and in the header x-tidegate-cut.
 CUT = "cut"
-_DEFAULT = "default"
 #: An answer whose length nobody bounds has this much of the context kept free, or a quarter of it.
 _ANSWER_TOKENS = 256
 #: Times that a cut prompt is counted and cut again, because pieces of a text count a little differently than the whole.
@@ -50,7 +49,7 @@ class FitStage:
             ask.flight.lap("fit")
 
     async def _fit(self, ask: Ask, call: EngineCall) -> None:
-        engine, own = self._engines.find(None if call.model == _DEFAULT else call.model, ask.beside("/fit"))
+        engine, own = self._engines.find(None if call.model == DEFAULT else call.model, ask.beside("/fit"))
         asked = EngineCall(call.kind, own, call.body)
         limit = self._settings.max_prompt_tokens or await self._room(engine, asked)
         if not limit or _most_tokens(call) <= limit:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tidegate.admission.gate import FREE, Gate, Place
-from tidegate.core.ask import Ask, EngineCall
+from tidegate.core.ask import DEFAULT, Ask, EngineCall
 from tidegate.core.chunk import Chunk
 from tidegate.core.errors import EngineStalled, SettingsError, TidegateError
 from tidegate.core.plugins import load
@@ -24,8 +24,6 @@ from tidegate.pipeline.parts import Engines, Parts
 from tidegate.pipeline.retry import Plan, Retries
 from tidegate.pipeline.whole import passes
 
-#: The public name of the first model of the first engine.
-DEFAULT = "default"
 #: Tokens that a template puts around each message and around all of them, as ChatML does.
 _AROUND_MESSAGE, _AROUND_ALL = 5, 3
 #: Tokens of a picture or a sound: engines make some hundreds of it, or some thousands, whatever its bytes are.

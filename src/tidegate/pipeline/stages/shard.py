@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.admission.gate import Gate
-from tidegate.core.ask import Ask, EngineCall, Passage
+from tidegate.core.ask import DEFAULT, Ask, EngineCall, Passage
 from tidegate.core.chunk import Usage
 from tidegate.core.errors import ContextTooLong, DeadlineExceeded, SettingsError, TidegateError
 from tidegate.core.ports import How, Stage, TokenCounter
@@ -52,7 +52,7 @@ class ShardStage:
         self._counter = counter
         self._settings = settings
         self._model = model
-        self._public = None if model == "default" else model
+        self._public = None if model == DEFAULT else model
         self._gate = gate
 
     async def __call__(self, ask: Ask) -> None:
