@@ -98,6 +98,13 @@ def test_columns_of_signs_join_their_figures() -> None:
     assert table("Item|$|5|7|%", "Sum|$|6|8|%").grid() == [["Item", "$ 5", "7 %"], ["Sum", "$ 6", "8 %"]]
 
 
+@pytest.mark.parametrize(("columns", "width"), [(["5"], 40_001), (["$", "5"], 40_001), (["5", "%"], 40_001)], ids=["figures", "before", "behind"])
+def test_a_wide_table_is_tidied_in_linear_time(columns: list[str], width: int) -> None:
+    """Were the time the square of the number of columns, this test would run into its time-out."""
+    row = "|".join(["x", *columns * (40_000)])
+    assert table(row, row).width == width
+
+
 def test_what_has_one_column_or_one_row_is_no_table() -> None:
     """A frame around a text is read as text."""
     box = [Box(1, 0.0, 0.0, 9.0, 9.0)] * 3

@@ -145,27 +145,30 @@ def header_rows(table: Table) -> int:
 
 
 def _join_signs(table: Table) -> Table:
-    """A column of "$" or "%" becomes part of the column of figures beside it."""
-    at = 0
-    while at < table.width:
-        own = [cell for cell in table.cells if cell.col == at and cell.cols == 1 and cell.text.strip()]
-        if own and at + 1 < table.width and all(_BEFORE_FIGURES.fullmatch(cell.text.strip()) for cell in own):
-            table = _merged_columns(table, at, at + 1)
-        elif own and at > 0 and all(_BEHIND_FIGURES.fullmatch(cell.text.strip()) for cell in own):
-            table = _merged_columns(table, at - 1, at)
-            at -= 1
-        at += 1
-    return table
+    """A column of "$" or "%" becomes part of the column of figures beside it. In linear time: a sheet may have thousands of columns."""
+    width = table.width
+    own: dict[int, list[str]] = {}
+    for cell in table.cells:
+        if cell.cols == 1 and (text := cell.text.strip()):
+            own.setdefault(cell.col, []).append(text)
+    into: list[int] = []  # the column that each becomes a part of
+    while len(into) < width:
+        at, texts, next_free = len(into), own.get(len(into), []), into[-1] + 1 if into else 0
+        if texts and at + 1 < width and all(map(_BEFORE_FIGURES.fullmatch, texts)):
+            into += [next_free, next_free]
+        elif texts and at > 0 and all(map(_BEHIND_FIGURES.fullmatch, texts)):
+            into.append(next_free - 1)
+        else:
+            into.append(next_free)
+    return _merged_columns(table, into) if into and into[-1] < width - 1 else table
 
 
-def _merged_columns(table: Table, first: int, second: int) -> Table:
-    """Column `second` into its left neighbour `first`."""
+def _merged_columns(table: Table, into: list[int]) -> Table:
+    """Each column becomes a part of the one that is named for it; cells that meet there become one."""
     by_place: dict[tuple[int, int], Cell] = {}
     for cell in sorted(table.cells, key=lambda cell: (cell.row, cell.col)):
-        last = cell.col + cell.cols - 1
-        col = cell.col if cell.col <= first else cell.col - 1
-        end = last if last <= first else last - 1
-        moved = Cell(cell.text, cell.row, col, cell.rows, end - col + 1)
+        col = into[cell.col]
+        moved = Cell(cell.text, cell.row, col, cell.rows, into[cell.col + cell.cols - 1] - col + 1)
         twin = by_place.get((moved.row, col))
         if twin is None:
             by_place[moved.row, col] = moved
