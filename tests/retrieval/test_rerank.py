@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tests.engines.http_stand_in import Events, HttpStandIn
 
 from tidegate.core.ask import Ask, Caller, Deadline, EngineAnswer, Passage
@@ -95,6 +96,9 @@ def test_what_is_not_set_or_not_known_is_named_at_the_start() -> None:
     for name, setting in (("http", "rerank_url"), ("onnx", "rerank_folder")):
         with pytest.raises(SettingsError, match=setting):
             open_rerankers([name], RerankerParts(settings()))
+    for url in ("notaurl", "http://[bad", "ftp://x/y", "http://h:99999/x", "http://a b/", "http://u:p@h/x"):
+        with pytest.raises(ValidationError, match="rerank_url"):
+            settings(rerank_url=url)
     assert list(open_rerankers([OFF, "features", "features"], RerankerParts(settings()))) == ["features"]
     assert names(PACKAGE) == ["engine", "features", "http", "onnx"]
 

@@ -104,20 +104,29 @@ async def test_a_server_that_is_not_there_is_said(unused_tcp_port: int) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize(("status", "hint"), [(401, "api_key"), (500, "Is Qdrant running")])
-async def test_what_a_server_answers_is_said(status: int, hint: str) -> None:
-    """Its status, and what to look at."""
+@pytest.mark.parametrize(
+    ("status", "body", "says", "hint"),
+    [
+        (401, b"{}", "it answered 401", "api_key"), (500, b"{}", "it answered 500", "Is Qdrant running"),
+        (200, b"<html>", "none that Qdrant gives", "another server"), (200, b"{}", "none that Qdrant gives", "another server"),
+        (200, b"[" * 200_000, "none that Qdrant gives", "another server"), (200, b'{"result": 1}', "none that Qdrant gives", "another server"),
+        (200, b"\xff", "none that Qdrant gives", "another server"), (200, b"null", "none that Qdrant gives", "another server"),
+    ],
+    ids=["401", "500", "html", "empty", "deep", "other", "binary", "null"],
+)  # fmt: skip
+async def test_what_a_server_answers_is_said(status: int, body: bytes, says: str, hint: str) -> None:
+    """Its status, or that it is no Qdrant, and what to look at."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{{}}".encode())
+        writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     store = Qdrant(QdrantSettings(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
     try:
-        with pytest.raises(StoreDown, match=f"it answered {status}") as refused:
+        with pytest.raises(StoreDown, match=says) as refused:
             await store.index_version("c")
         assert hint in str(refused.value.hint)
     finally:

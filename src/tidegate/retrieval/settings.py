@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from tidegate.core.settings import Section
 
@@ -85,3 +86,15 @@ class RetrievalSettings(Section):
     )
     passage_tokens: int = Field(280, ge=32, le=448, description="Most tokens of a passage; a change re-reads all documents.")
     passage_overlap: float = Field(0.12, ge=0, le=0.5, description="Share of a passage that the next one of its section repeats.")
+
+    @field_validator("rerank_url")
+    @classmethod
+    def _url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if url and (parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0):
+            raise ValueError("must begin with http:// or https:// and name a host")
+        if parts.username or parts.password:
+            raise ValueError("must not carry a user or password: use rerank_api_key")
+        if not url.isascii() or any(sign <= " " for sign in url):
+            raise ValueError("must be ASCII without spaces")
+        return url

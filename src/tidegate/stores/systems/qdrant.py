@@ -395,10 +395,13 @@ class Qdrant:
         """Raises StoreDown for whatever Qdrant or the way there has to say."""
         try:
             return await call()
-        except (ApiException, QdrantException, httpx.HTTPError, OSError) as error:
+        except (ApiException, QdrantException, httpx.HTTPError, OSError, AssertionError, RecursionError, TypeError, ValueError) as error:
             status = getattr(error, "status_code", None)
-            why = f"it answered {status}" if status else (str(error).splitlines() or [type(error).__name__])[0][:200]
-            hint = "Check qdrant.api_key." if status in (401, 403) else "Is Qdrant running there? See qdrant.url."
+            why, hint = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip("."), "Is Qdrant running there? See qdrant.url."
+            if status:
+                why, hint = f"it answered {status}", "Check qdrant.api_key." if status in (401, 403) else hint
+            elif isinstance(getattr(error, "source", error), (AssertionError, RecursionError, TypeError, ValueError)):  # the client cannot read it
+                why, hint = "its answer is none that Qdrant gives", "Is another server there? See qdrant.url."
             raise StoreDown(f"Qdrant at {self._settings.url} cannot be used: {why}.", hint=hint) from None
 
 
