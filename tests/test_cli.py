@@ -275,7 +275,7 @@ def test_explain_hands_on_its_filter(app: SimpleNamespace) -> None:
     [
         ("search", "why", "--min-confidence", "nan"), ("explain", "why", "--min-confidence", "nan"),
         ("eval", "retrieval", "s", "--min-recall", "nan"), ("check", "http://127.0.0.1:1", "--time-limit", "nan"),
-        ("drain", "--wait", "--time-limit", "nan"),
+        ("drain", "--wait", "--time-limit", "nan"), ("ingest", "d", "--confidence", "nan"),
         ("search", "why", "--since", "2026-01-02", "--until", "2026-01-01"),
     ],
     ids=lambda wrong: " ".join((wrong[0], wrong[-2])),

@@ -272,6 +272,18 @@ async def test_a_file_that_cannot_be_looked_at_is_not_gone(run: Run, store: Memo
     assert len(await sources(store)) == 2
 
 
+async def test_a_folder_that_is_empty_prunes_nothing(run: Run, store: Memory, folder: Path) -> None:
+    """It may be where a disk is not mounted: that is said, and whoever means it removes the folder."""
+    await run(folder)
+    (folder / "sub" / "car.txt").unlink()
+    report = await run(folder, prune=True)
+    assert [(path, "is its disk mounted" in why) for path, why in report.failed] == [(str(folder / "sub"), True)]
+    assert (report.vanished, len(await sources(store))) == ([], 2)
+    assert "1 documents of it stay" in (await run(folder)).notes[0][1]
+    (folder / "sub").rmdir()
+    assert (await run(folder, prune=True)).vanished == [str(folder / "sub" / "car.txt")]
+
+
 async def test_names_may_be_relative_to_a_base(run: Run, store: Memory, folder: Path) -> None:
     """With a base the same folder elsewhere gives the same names, and gone files are still found out."""
     await run(folder, base=folder)

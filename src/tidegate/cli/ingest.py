@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate.cli.console import progress_bar
-from tidegate.cli.options import settings_from, settings_options
+from tidegate.cli.options import a_number, settings_from, settings_options
 
 if TYPE_CHECKING:
     from tidegate.retrieval.ingest import IngestReport, Progress
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 )
 @click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="A tag for every document; searches may filter on it.")
 @click.option("--date", metavar="DATE", help="What the documents are dated, as 2026-03-31 or with a time; searches may filter on it.")
-@click.option("--confidence", type=click.FloatRange(0, 1), help="How far the documents may be trusted, 0 to 1; searches may filter on it.")
+@click.option(
+    "--confidence", type=click.FloatRange(0, 1), callback=a_number, help="How far the documents may be trusted, 0 to 1; searches may filter on it."
+)
 @click.option(
     "--supersedes", metavar="PATH", multiple=True,
     help="A document whose place these take (below --base, else from here): it is no longer quoted. May be given more than once.",

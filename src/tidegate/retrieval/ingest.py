@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,7 @@ from tidegate.retrieval.load_child import by_suffix
 from tidegate.retrieval.loaded import Bounds, Loaded
 from tidegate.retrieval.settings import RetrievalSettings
 from tidegate.retrieval.structure import Rules
-from tidegate.retrieval.walk import walk
+from tidegate.retrieval.walk import shown, walk
 
 T = TypeVar("T")
 
@@ -139,7 +140,12 @@ async def ingest(
 async def finish(report: IngestReport, folders: Sequence[Path], collection: str, store: DocumentStore, base: Path | None) -> None:
     """What comes after all documents: those whose file is gone (removed where `report.pruned` says so), indexes, and the report in order."""
     documents = await store.list_documents(collection)
-    report.vanished = [source async for source in _vanished(folders, documents, base)]
+    looked_at = [(source, gone) async for source, gone in _vanished(folders, documents, base)]
+    report.vanished = [source for source, gone in looked_at if gone is True]
+    # A disk that is not mounted must not empty a collection.
+    for folder, count in Counter(gone for _, gone in looked_at if isinstance(gone, Path)).items():
+        why = f"the folder is empty, and {count} documents of it stay: is its disk mounted? If they are to go, remove it, or put a file into it"
+        (report.failed if report.pruned else report.notes).append((shown(folder), why))
     if report.pruned:
         for source in report.vanished:
             await store.delete_document(collection, source)
@@ -373,19 +379,25 @@ def _language(passages: Sequence[NewPassage]) -> dict[str, str]:
     return {"lang": found} if found else {}
 
 
-async def _vanished(folders: Sequence[Path], documents: Sequence[Document], base: Path | None) -> AsyncIterator[str]:
-    """Documents that were read from one of these folders and whose file is certainly gone: one that cannot be looked at is not."""
+async def _vanished(folders: Sequence[Path], documents: Sequence[Document], base: Path | None) -> AsyncIterator[tuple[str, bool | Path]]:
+    """Documents that were read from one of these folders and whose file is not there, with what `_is_gone` says of it."""
     for document in documents:
         path = Path(document.source) if base is None else base / document.source
-        if path.is_absolute() and any(path.is_relative_to(folder) for folder in folders) and await asyncio.to_thread(_is_gone, path):
-            yield document.source
+        if path.is_absolute() and any(path.is_relative_to(folder) for folder in folders) and (gone := await asyncio.to_thread(_is_gone, path)):
+            yield document.source, gone
 
 
-def _is_gone(path: Path) -> bool:
+def _is_gone(path: Path) -> bool | Path:
+    """Whether a file is certainly gone: one that cannot be looked at is not. Where only an empty folder says so, that folder."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        return True
+        try:
+            folder = next(parent for parent in path.parents if parent.is_dir())  # the root is one
+            with os.scandir(folder) as entries:
+                return folder if next(entries, None) is None else True
+        except OSError:
+            return False
     except OSError:
         return False
     return False
