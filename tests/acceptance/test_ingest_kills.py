@@ -113,10 +113,12 @@ where d.collection = 'rules' group by d.id
 
 
 def check_state(rows: list[tuple[str, int, int, int, int]]) -> None:
-    """Each document is whole and its own: one passage of the first edition, or two of the second."""
+    """Each document is whole, its own and stored once: one passage of the first edition, or two of the second."""
     assert len({row[0] for row in rows}) == len(rows)
     wrong = [row for row in rows if row[4] or (row[2], row[3]) not in ((1, 0), (2, 2), (1, 1))]
-    assert not wrong, wrong[:5]
+    assert not wrong, f"neither old nor new: {wrong[:5]}"
+    twice = [row for row in rows if row[1] > (1 if row[3] == 0 else 2)]
+    assert not twice, f"stored more than once: {twice[:5]}"
 
 
 class Reader(threading.Thread):
@@ -194,11 +196,13 @@ def test_killed_anywhere_and_again_every_document_is_there_once(up: Up, folder: 
 
 
 def test_ctrl_c_ends_cleanly(up: Up, folder: Path) -> None:
-    """A sentence instead of a traceback, and no reader is left behind."""
+    """A sentence instead of a traceback, and no reader is left behind. Until then both stand behind others."""
     write_documents(folder, "three")  # as the second: other bytes for every document
     running = up.ingest(folder)
     waiting.until_blocking(lambda: loaders_of(running.pid), "reading", 120)
     loaders = loaders_of(running.pid)
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in (running.pid, loaders[0])] == [min(19, ours + 5)] * 2
     running.send_signal(signal.SIGINT)
     said = running.communicate(timeout=60)[0].decode()
     assert running.returncode == 130
