@@ -57,6 +57,8 @@ async def reembed(settings: Settings, collection: str, progress: Callable[[Progr
     """`tidegate ingest --reembed`: new vectors for a collection whose embedder was changed; tells for how many documents."""
     async with embedder_and_passages(settings) as (embedder, store):
         total = len(await store.list_documents(collection))
+        if not total:
+            raise await holds_nothing(store, collection)
         return await reembed_all(
             collection, embedder=embedder, store=store, patience_s=settings.retrieval.ingest_patience_s,
             progress=lambda done, source: progress(Progress(done, total, source, "embedding")),
