@@ -355,7 +355,7 @@ def test_search_shows_the_legs_and_the_fused_order(app: SimpleNamespace) -> None
     """--legs lists what each leg found, also what is not shown; --no-rerank asks for no reranker; --json has it all."""
     async def search(settings: Any, question: str, *, rerank: str | None, **_: Any) -> Searched:
         app.calls.append(rerank)
-        return msgspec.structs.replace(FOUND, reranker="off", scores=[], why="slow")
+        return msgspec.structs.replace(FOUND, reranker="off", scores=[], not_reranked="slow")
 
     app.search = search
     shown = tidegate("search", "why", "--legs", "--no-rerank").stdout

@@ -238,9 +238,10 @@ def render_search(found: Searched, *, legs: bool) -> RenderableType:
 def _road(found: Searched) -> Text:
     count = len(found.passages)
     said = [f"{count} passage{'' if count == 1 else 's'} of index version {found.index_version} ({found.way.replace('_', ' ')})"]
-    if found.no_vectors:
-        said.append(f"by words alone: {found.no_vectors}")
-    said.append(f"not reranked: {found.why}" if found.why else f"in the order of {found.reranker}" if found.scores else "not reranked")
+    if found.words_only:
+        said.append(f"by words alone: {found.words_only}")
+    why_not = f": {found.not_reranked}" if found.not_reranked else ""
+    said.append(f"in the order of {found.reranker}" if found.scores else f"not reranked{why_not}")
     if found.repeated:
         said.append(f"{found.repeated} left out that repeat others")
     if found.left_out:

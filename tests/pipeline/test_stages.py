@@ -259,7 +259,7 @@ async def test_what_a_search_had_to_do_without_is_told(tmp_path: Path) -> None:
     ask.input = {"question": "x"}
     await stage(ask)
     assert ask.notes is None
-    search.lacks = {"no_vectors": "embedder_down", "why": "slow"}
+    search.lacks = {"words_only": "embedder_down", "not_reranked": "slow"}
     await stage(ask)
     assert ask.notes == {"search": {"words_only": "embedder_down", "not_reranked": "slow"}}
     facts = ask.flight.decisions[-1][2]

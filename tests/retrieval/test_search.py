@@ -63,7 +63,7 @@ async def test_the_road_of_a_question_is_told(search: Search) -> None:
     assert found.passages[0].document == "health-cover.md"
     assert [leg.leg for leg in found.legs] == ["vector", "words"]
     assert all(len(leg.ids) > 3 for leg in found.legs), "more are looked for than are asked for"
-    assert (found.reranker, found.why) == ("features", "")
+    assert (found.reranker, found.not_reranked) == ("features", "")
     assert found.scores == sorted(found.scores, reverse=True)
     assert list(found.took_ns) == ["embed", "store", "fuse", "rerank", "choose"]
     stand = found.stands(found.passages[0].id)
@@ -207,7 +207,7 @@ async def test_without_a_vector_words_are_searched_for_alone(failure: EmbedderDo
 
     monkeypatch.setattr(store, "embed", embed)
     found = await road(store).find("word0", steps=Steps(seconds=0.01 if failure is None else 10.0))
-    assert (ids(found), found.no_vectors, store.asked["vector"]) == (["p0"], why, False)
+    assert (ids(found), found.words_only, store.asked["vector"]) == (["p0"], why, False)
     if failure is not None:
         with pytest.raises(EmbedderDown):
             await road(store).find("word0", steps=Steps(hybrid=False))
@@ -222,7 +222,7 @@ async def test_a_reranker_has_the_last_word_on_the_order() -> None:
 async def test_where_the_reranker_fails_the_fused_order_is_the_answer() -> None:
     """And what was found says why."""
     found = await road(told(0.9, 0.8, 0.7), Judge(StoreDown("Gone."))).find("q", k=2)
-    assert (ids(found), found.scores, found.reranker, found.why) == (["p0", "p1"], [], "off", "store_down")
+    assert (ids(found), found.scores, found.reranker, found.not_reranked) == (["p0", "p1"], [], "off", "store_down")
 
 
 async def test_a_weak_passage_stays_where_words_cover_the_question() -> None:

@@ -18,6 +18,8 @@ import Stemmer  # type: ignore[import-not-found, unused-ignore]  # ships no type
 VERSION = f"1, snowball {Stemmer.version()}"
 #: A longer run of letters is cut, and a longer compound is not a word of its own: nobody asks for it.
 WORD_CHARS = 64
+#: A figure as people write it: a number, a date, a time, with what parts its digits.
+FIGURE = re.compile(r"\d+(?:[.,:/]\d+)*")
 
 # Thai, Lao, Burmese, Khmer; Hangul; kana, Chinese characters with their supplements.
 _UNPARTED = (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from tidegate.core.ask import Passage
-from tidegate.core.words import words
+from tidegate.core.words import FIGURE, words
 
 #: How much relevance weighs; the rest is novelty. At a half, a passage that repeats another comes behind every one that does not.
 WEIGHT = 0.5
@@ -17,8 +16,6 @@ SHINGLE = 3
 KIN = 0.5
 #: From this share on, what is left of a passage is not worth its place.
 SAME = 0.9
-
-_NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
 
 
 class Chosen(NamedTuple):
@@ -37,10 +34,10 @@ class _Said(NamedTuple):
 
 def _said(text: str) -> _Said:
     # Figures stand in no shingle: whether they agree is a question of its own.
-    found = words(_NUMBER.sub(" ", text))
+    found = words(FIGURE.sub(" ", text))
     if len(found) < SHINGLE:
-        return _Said(frozenset([tuple(found)]), frozenset(_NUMBER.findall(text)))
-    return _Said(frozenset(zip(*(found[at:] for at in range(SHINGLE)), strict=False)), frozenset(_NUMBER.findall(text)))
+        return _Said(frozenset([tuple(found)]), frozenset(FIGURE.findall(text)))
+    return _Said(frozenset(zip(*(found[at:] for at in range(SHINGLE)), strict=False)), frozenset(FIGURE.findall(text)))
 
 
 def choose(passages: Sequence[Passage], k: int, weight: float = WEIGHT) -> Chosen:

@@ -56,18 +56,19 @@ class Stand(msgspec.Struct, frozen=True):
 class Searched(Found, msgspec.Struct, frozen=True):
     """What was found, and how it came to its order.
 
-    - `no_vectors`: "" or why words alone found the passages: the embedder was down (`embedder_down`) or too slow (`slow`).
-    - `reranker`: whose order it is; `off`: the fused one. `scores`: its own, of each passage. `why`: a reranker was wanted and its judgement is not
-      used: slow, wrong_scores, resting (it failed a moment ago), or an error's code.
+    - `words_only`: "" or why words alone found the passages: the embedder was down (`embedder_down`) or too slow (`slow`).
+    - `reranker`: whose order it is; `off`: the fused one. `scores`: its own, of each passage.
+    - `not_reranked`: "" or why a reranker was wanted and its judgement is not used: slow, wrong_scores, resting (it failed a moment ago), or an
+      error's code.
     - `weak`: candidates left out by `min_score`; `repeated`: by others that say the same; `left_out`: characters that compression took.
     - `differing`: ids of passages of two documents that say the same with other figures.
     - `took_ns`: by step: embed, store, fuse, rerank, choose, compress.
     """
 
-    no_vectors: str = ""
+    words_only: str = ""
     reranker: str = OFF
     scores: list[float] = []
-    why: str = ""
+    not_reranked: str = ""
     weak: int = 0
     repeated: int = 0
     left_out: int = 0
@@ -110,34 +111,32 @@ class Search:
         if not question.strip():
             raise BadRequest("The question is empty.", hint="Ask something.", param="question")
         settings, steps = self._settings, steps or Steps()
-        k = k or settings.k
+        k, collection = k or settings.k, collection or settings.collection
         second = self._second(settings.rerank if steps.rerank is None else steps.rerank)
         hybrid = settings.hybrid if steps.hybrid is None else steps.hybrid
         clock = _Clock(ask)
-        vector, no_vectors = await self._vector(question, hybrid, steps.seconds)
+        vector, words_only = await self._vector(question, hybrid, steps.seconds)
         clock.lap("embed")
         candidates = max(k, settings.candidates)
-        found = await self._store.search(
-            collection or settings.collection, vector, candidates, wanted, words=words(question) if hybrid else ()
-        )
+        found = await self._store.search(collection, vector, candidates, wanted, words=words(question) if hybrid else ())
         if vector is not None and found.fingerprint not in ("", self._embedder.fingerprint):
-            raise OtherEmbedder(collection or settings.collection, found.fingerprint, self._embedder.fingerprint)
+            raise OtherEmbedder(collection, found.fingerprint, self._embedder.fingerprint)
         clock.lap("store")
         if ask is not None and vector is not None:
-            self._sampler.look(ask.flight, collection or settings.collection, vector, k, wanted, found)
+            self._sampler.look(ask.flight, collection, vector, k, wanted, found)
         if hybrid:
             found = fuse(found)
         passages = _strong(found, steps.min_score)
         weak = len(found.passages) - len(passages)
         passages = passages[:candidates]
         clock.lap("fuse")
-        searched = Searched(passages, found.index_version, found.way, found.legs, no_vectors=no_vectors, weak=weak)
+        searched = Searched(passages, found.index_version, found.way, found.legs, found.fingerprint, words_only=words_only, weak=weak)
         if second is not None and len(passages) > 1:
             left_s = steps.seconds - clock.spent_s()
             judged = await second.judge(question, searched, max(0.0, left_s * settings.rerank_share), ask)
             passages = [passages[at] for at in judged.order]
             reranker = second.reranker.name if judged.scores else OFF
-            searched = msgspec.structs.replace(searched, passages=passages, scores=judged.scores, reranker=reranker, why=judged.why)
+            searched = msgspec.structs.replace(searched, passages=passages, scores=judged.scores, reranker=reranker, not_reranked=judged.why)
             clock.lap("rerank")
         searched = await asyncio.to_thread(_chosen, searched, k)  # reading texts takes milliseconds: streams of others go on meanwhile
         clock.lap("choose")

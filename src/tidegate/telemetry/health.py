@@ -158,8 +158,8 @@ def _embedder(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Fi
     return [
         (
             "degraded",
-            f"The embedder does not answer{_because(embedder)}: nothing can be searched or ingested, /v1/embeddings fails. "
-            "It is restarted by `tidegate up`; look at its lines in the log.",
+            f"The embedder does not answer{_because(embedder)}: documents are searched by their words alone, "
+            "nothing can be ingested, /v1/embeddings fails. It is restarted by `tidegate up`; look at its lines in the log.",
         )
     ]
 

@@ -54,7 +54,7 @@ class RetrieveStage:
 
 def _lacking(found: Searched) -> dict[str, str]:
     """What the search had to do without, and why."""
-    return {name: why for name, why in (("words_only", found.no_vectors), ("not_reranked", found.why)) if why}
+    return {name: why for name, why in (("words_only", found.words_only), ("not_reranked", found.not_reranked)) if why}
 
 
 def _facts(found: Searched) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from tidegate.core.ask import Ask, Passage
 from tidegate.core.search import Found, Ranking
-from tidegate.core.words import words
+from tidegate.core.words import FIGURE, words
 from tidegate.retrieval.fuse import votes
 from tidegate.retrieval.rerank import RerankerParts
 
@@ -25,7 +25,6 @@ WEIGHTS = (0.27, 1.0, 0.13, 0.17, 0.26, 0.17)
 
 #: Cosines of the shipped embedder lie in a narrow band: this far below the best is as good as nothing.
 _BAND = 0.1
-_FIGURE = re.compile(r"\d+(?:[.,:/]\d+)*")
 #: What stands right behind a figure and belongs to it.
 _UNIT = re.compile(r"\s?(%|‰|°|[^\W\d_]{1,12})")
 
@@ -33,7 +32,7 @@ _UNIT = re.compile(r"\s?(%|‰|°|[^\W\d_]{1,12})")
 def figures(text: str) -> dict[str, set[str]]:
     """Figures without their thousands' commas, each with the units that follow it anywhere."""
     found: dict[str, set[str]] = {}
-    for one in _FIGURE.finditer(text):
+    for one in FIGURE.finditer(text):
         unit = _UNIT.match(text, one.end())
         found.setdefault(re.sub(r"(?<=\d),(?=\d{3}\b)", "", one.group()), set()).add(unit.group(1).casefold()[:3] if unit else "")
     return found
