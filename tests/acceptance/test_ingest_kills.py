@@ -162,7 +162,7 @@ def test_killed_anywhere_and_again_every_document_is_there_once(up: Up, folder: 
     chance.shuffle(victims)
     running = up.ingest(folder)
     for victim in victims:
-        time.sleep(chance.uniform(0.5, 3.0))  # when it happens is the chance that is tested
+        time.sleep(chance.uniform(0.3, 1.5))  # when it happens is the chance that is tested
         if running.poll() is not None:  # killed, or it lost patience, or it is done
             running.communicate()
             running = up.ingest(folder)
