@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +37,20 @@ def test_counts_equal_the_engines_for_any_unicode(tokenizer, engine):
         assert count(tokenizer, text) == engine.token_count(text)
 
     check()
+
+
+def test_a_text_is_the_same_the_second_time(tokenizer, weights, texts):
+    """Words that were read before are remembered, in whatever text they stand; a tokenizer that has seen nothing reads the same."""
+    before = [tokenizer.encode(text) for text in texts]
+    assert [tokenizer.encode(text) for text in texts] == before
+    assert [E5Tokenizer(weights.read_pieces()).encode(text) for text in texts[:3]] == before[:3]
+
+
+def test_pieces_across_spaces_are_no_pieces_of_this_model():
+    """Words could not be read one by one with them."""
+    pieces = SimpleNamespace(bos=0, eos=1, unk=2, code_points={}, pieces=[("\u2581a", -1.0), ("a\u2581b", -2.0)])
+    with pytest.raises(ValueError, match="crosses a space"):
+        E5Tokenizer(pieces)
 
 
 def test_control_tokens_cannot_be_written(tokenizer):
