@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tidegate.core.document import Box, NewPassage
+from tidegate.core.errors import DocumentUnreadable
 from tidegate.retrieval.loaded import Block, Loaded, Part
 from tidegate.retrieval.sentences import cut, split_sentences, tail
 from tidegate.retrieval.tables import around
 
 #: Raised by one when the same document gives other passages than before.
-VERSION = 5
+VERSION = 6
 
 CountTokens = Callable[[Sequence[str]], Awaitable[list[int]]]
 
@@ -23,6 +24,10 @@ CountTokens = Callable[[Sequence[str]], Awaitable[list[int]]]
 CHARS_PER_TOKEN = 4
 #: Texts counted in one call: a long document must not hold up everybody else's.
 COUNT_BATCH = 500
+#: A longer name of a column is whole at its first cell, and cut at the others.
+NAME_CHARS = 100
+#: Characters of a table whose cells are named, at most.
+NAMED_CHARS = 100_000_000
 #: A longer path of headings loses its upper ones.
 HEADING_CHARS = 200
 #: A paragraph that does not fit begins a new passage, where the last one is at least this full.
@@ -72,7 +77,8 @@ class Section:
 
 
 async def chunk(loaded: Loaded, count_tokens: CountTokens, size: Size | None = None) -> list[NewPassage]:
-    """Passages in the order of the document. `count_tokens` is the embedder's. Raises what it raises."""
+    """Passages in the order of the document. `count_tokens` is the embedder's. Raises what it raises, and DocumentUnreadable for a table that
+    would become far larger than it is."""
     size = size or Size()
     sections = list(_sections(loaded, size))
     await _count(sections, count_tokens, size)
@@ -138,7 +144,7 @@ def _table(block: Block, caption: Block, heading: str, size: Size) -> Section:
     widest = max((len(row) for row in rows), default=0)
     if len(lead) + widest > size.tokens * CHARS_PER_TOKEN // 2:
         # Too wide to repeat its header over every row: each cell is named instead.
-        named = [unit for row, where in zip(rows, boxes, strict=True) for unit in _units(_named(header, row), where, size)]
+        named = [unit for text, where in zip(_named(header, rows), boxes, strict=True) for unit in _units(text, where, size)]
         for unit in named:
             unit.before = "\n" if unit.before == "\n\n" else unit.before
         return Section(heading, named, caption.text, lead_boxes=lead_boxes, table=True, part=block.part)
@@ -146,9 +152,21 @@ def _table(block: Block, caption: Block, heading: str, size: Size) -> Section:
     return Section(heading, units or [Unit("", "\n", [])], lead, lead_boxes=lead_boxes, table=True, part=block.part)
 
 
-def _named(header: str, row: str) -> str:
-    names, cells = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])] for line in (header, row))
-    return "; ".join(f"{name}: {cell}" if name else cell for name, cell in zip(names, cells, strict=False) if cell)
+def _named(header: str, rows: Sequence[str]) -> Iterator[str]:
+    names, chars = _cells(header), 0
+    for row in rows:
+        cells = _cells(row)
+        text = "; ".join(f"{name}: {cell}" if name else cell for name, cell in zip(names, cells, strict=False) if cell)
+        chars += len(text)
+        if chars > NAMED_CHARS:
+            raise DocumentUnreadable(f"A table has more than {NAMED_CHARS} characters when its cells are named.", hint="Split it.")
+        yield text
+        for at in [at for at, cell in enumerate(cells[: len(names)]) if cell and len(names[at]) > NAME_CHARS]:
+            names[at] = names[at][: NAME_CHARS - 1] + "…"
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip()[1:-1])]
 
 
 async def _count(sections: list[Section], count_tokens: CountTokens, size: Size) -> None:

@@ -19,6 +19,8 @@ MAX_MEMBERS = 20_000
 #: Elements inside each other at most.
 MAX_DEPTH = 500
 _CHUNK_BYTES = 1 << 16
+#: How members may be packed (ISO/IEC 29500-2, 7.3.3).
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 Start = Callable[[str, dict[str, str]], None]
 
@@ -35,6 +37,8 @@ class Package:
         self._names = {member.filename.replace("\\", "/") for member in self._zip.infolist()}
         if len(self._names) > MAX_MEMBERS:
             raise DocumentUnreadable(f"The archive holds {len(self._names)} members, more than {MAX_MEMBERS}.", hint="Save the document again.")
+        if any(member.compress_type not in _PACKED for member in self._zip.infolist()):  # others unpack without a bound on one step
+            raise DocumentUnreadable("The archive is packed in a way that office files are not.", hint="Save the document again.")
 
     def close(self) -> None:
         self._zip.close()

@@ -117,7 +117,7 @@ class _Reader:
             self._text.append("\v")
         elif tag == "img":
             self._text.append(node.attributes.get("alt") or "")
-        elif tag == "table" and (table := _table(node)) is not None:
+        elif tag == "table" and (table := _table(node, self.left_out)) is not None:
             self._flush()
             self._end_list()
             self.blocks.append(Block(table.markdown(), "table"))
@@ -183,16 +183,17 @@ def _is_hidden(node: LexborNode) -> bool:
     return "hidden" in attributes or attributes.get("aria-hidden") == "true" or bool(_HIDDEN_STYLE.search(attributes.get("style") or ""))
 
 
-def _table(node: LexborNode) -> Table | None:
+def _table(node: LexborNode, left_out: Counter[str]) -> Table | None:
     """None for a table that is there for the layout: one with tables inside, or with one row or column."""
     if node.attributes.get("role") == "presentation" or any(inner.mem_id != node.mem_id for inner in node.css("table")):
         return None
+    hidden: Counter[str] = Counter()
     cells: list[Cell] = []
     taken: set[tuple[int, int]] = set()
     header = height = 0
-    for height, row in enumerate(_rows(node), 1):
+    for height, row in enumerate(_rows(node, hidden), 1):
         col = 0
-        named = [found for found in row.iter() if found.tag in ("td", "th")]
+        named = [found for found in row.iter() if found.tag in ("td", "th") and _seen(found, hidden)]
         for cell in named:
             while (height - 1, col) in taken:
                 col += 1
@@ -200,17 +201,18 @@ def _table(node: LexborNode) -> Table | None:
             if cols < 1 or len(taken) + rows * cols > MAX_PLACES:
                 raise DocumentUnreadable(f"A table of the page has more than {MAX_COLUMNS} columns or {MAX_PLACES} places.", hint="Split it.")
             taken.update((height - 1 + down, col + over) for down in range(rows) for over in range(cols))
-            cells.append(Cell(_cell_text(cell), height - 1, col, rows, cols))
+            cells.append(Cell(_text(cell, hidden), height - 1, col, rows, cols))
             col += cols
         if height == header + 1 and named and all(cell.tag == "th" for cell in named):
             header = height
     for made in cells:  # a cell may claim more rows than there are
         made.rows = min(made.rows, height - made.row)
-    title = next((" ".join(caption.text(separator=" ").split()) for caption in node.css("caption")), "")
+    title = next((_text(caption, hidden) for caption in node.css("caption")), "")
     table = tidy(Table(cells, [Box(1, 0.0, 0.0, 0.0, 0.0)] * height, header if header < height else 0))
-    if table is not None and title:
-        return _titled(table, title)
-    return table
+    if table is None:
+        return None
+    left_out.update(hidden)
+    return _titled(table, title) if title else table
 
 
 def _titled(table: Table, title: str) -> Table:
@@ -219,12 +221,12 @@ def _titled(table: Table, title: str) -> Table:
     return Table([Cell(title, 0, 0, 1, table.width), *moved], [table.boxes[0], *table.boxes], table.header + 1)
 
 
-def _rows(table: LexborNode) -> Iterator[LexborNode]:
+def _rows(table: LexborNode, hidden: Counter[str]) -> Iterator[LexborNode]:
     for part in table.iter():
-        if part.tag == "tr":
+        if part.tag == "tr" and _seen(part, hidden):
             yield part
-        elif part.tag in ("thead", "tbody", "tfoot"):
-            yield from (row for row in part.iter() if row.tag == "tr")
+        elif part.tag in ("thead", "tbody", "tfoot") and _seen(part, hidden):
+            yield from (row for row in part.iter() if row.tag == "tr" and _seen(row, hidden))
 
 
 def _span(cell: LexborNode, name: str) -> int:
@@ -232,7 +234,23 @@ def _span(cell: LexborNode, name: str) -> int:
     return max(1, min(MAX_SPAN, int(value))) if value.isdecimal() else 1
 
 
-def _cell_text(cell: LexborNode) -> str:
-    for inner in cell.css("script, style, template, noscript, [hidden], [aria-hidden=true]"):
-        inner.decompose()
-    return " ".join(cell.text(separator=" ").split())
+def _seen(node: LexborNode, hidden: Counter[str]) -> bool:
+    """Whether readers see it; what they do not is counted, where it has a text."""
+    if node.tag not in _UNSEEN and not _is_hidden(node):
+        return True
+    if node.text(deep=True, strip=True):
+        hidden[node.tag or ""] += 1
+    return False
+
+
+def _text(of: LexborNode, hidden: Counter[str]) -> str:
+    """In one line. Nothing is taken out of the tree: what is found twice would be freed twice."""
+    parts: list[str] = []
+    waiting = [of]
+    while waiting:
+        node = waiting.pop()
+        if node.tag == "-text":
+            parts.append(node.text_content or "")
+        elif _seen(node, hidden):
+            waiting += reversed(list(node.iter(include_text=True)))
+    return " ".join(" ".join(parts).split())
