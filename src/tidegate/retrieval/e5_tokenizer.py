@@ -1,8 +1,8 @@
 """The tokenizer of multilingual-e5-small: SentencePiece unigram over 250,000 pieces (Kudo 2018).
 
 Written here because the general library keeps its pieces in a tree of hash maps: 215 MB in the embedder's process and half a second of each
-start, against 80 MB and 0.1 s. Words are remembered: in English texts that takes a twentieth of the time (0.24 in place of 4.9 ms per 1,000 characters
-of 60 documents), Chinese ones, which have no spaces, are as before.
+start, against 80 MB and 0.1 s. Words are remembered: in English texts that takes a twentieth of the time (0.24 in place of 4.9 ms per 1,000
+characters of 60 documents), Chinese ones, which have no spaces, are as before.
 
 Pieces with a meaning of their own (`<s>`, `</s>`, `<pad>`, `<unk>`, `<mask>`) are never found in a text: whoever writes `</s>` into a
 document gets the four characters.
