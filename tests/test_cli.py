@@ -232,6 +232,16 @@ def test_ingest_reads_as_its_capability_says(app: SimpleNamespace, tmp_path: Pat
     assert "Known names: starts, owns_table, skip" in tidegate("ingest", "d", "--capability", "support/answer", "--set", folders).stderr
 
 
+@pytest.mark.parametrize(
+    "args", [("ingest", "d"), ("search", "q"), ("explain", "q"), ("eval", "retrieval", "s.jsonl")], ids=lambda args: " ".join(args)
+)
+def test_an_empty_collection_is_not_the_default(app: SimpleNamespace, args: tuple[str, ...]) -> None:
+    """It comes of a variable that is not set, and documents would go where nobody looks for them."""
+    result = tidegate(*args, "--collection", "")
+    assert (result.exit_code, app.calls) == (2, [])
+    assert "the name is empty" in result.stderr
+
+
 def test_a_tag_without_a_value_is_refused(app: SimpleNamespace) -> None:
     """Before anything is read."""
     result = tidegate("ingest", "d", "--tag", "lang")

@@ -213,6 +213,13 @@ async def test_without_a_vector_words_are_searched_for_alone(failure: EmbedderDo
             await road(store).find("word0", steps=Steps(hybrid=False))
 
 
+async def test_of_a_book_the_first_pages_words_are_searched_for() -> None:
+    """The rest costs nobody anything."""
+    store = told(0.9)
+    await road(store).find("word " * 1_600 + "beyond")
+    assert store.asked["words"] == ["word"] * 1_600
+
+
 async def test_a_reranker_has_the_last_word_on_the_order() -> None:
     """Its scores go with the passages that are given on."""
     found = await road(told(0.9, 0.8, 0.7), Judge()).find("q", k=2)

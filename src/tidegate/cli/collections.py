@@ -12,7 +12,7 @@ import click
 
 from tidegate.cli.console import progress_bar
 from tidegate.cli.ingest import pair
-from tidegate.cli.options import a_number, settings_from, settings_options
+from tidegate.cli.options import a_name, a_number, settings_from, settings_options
 
 if TYPE_CHECKING:
     from tidegate.core.search import Filter, IndexProgress
@@ -63,7 +63,7 @@ def filter_options(command: F) -> F:
         click.option("--since", type=click.DateTime(), help="Only documents dated since then (UTC)."),
         click.option("--tag", "tags", metavar="NAME=VALUE", multiple=True, help="Only passages with this tag."),
         click.option("-k", default=None, type=click.IntRange(1, 1000), help="Passages (default: retrieval.k)."),
-        click.option("--collection", help="The collection (default: retrieval.collection)."),
+        click.option("--collection", callback=a_name, help="The collection (default: retrieval.collection)."),
     ):
         command = option(command)
     return command

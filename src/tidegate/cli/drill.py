@@ -10,14 +10,17 @@ from typing import Any
 import click
 
 from tidegate.cli.console import WIDE, console
-from tidegate.cli.options import settings_from, settings_options
+from tidegate.cli.options import a_number, settings_from, settings_options
 
 
 @click.command()
 @click.argument("name", metavar="NAME")
 @click.option("--capability", metavar="GROUP/NAME", help="The capability that is asked (default: the first that has a ladder).")
 @click.option("--requests", type=click.IntRange(1, 200), default=6, show_default=True, help="Requests while the part is broken.")
-@click.option("--patience", type=click.FloatRange(1, 600), default=130.0, show_default=True, metavar="S", help="Seconds after which a user gives up.")
+@click.option(
+    "--patience", type=click.FloatRange(1, 600), callback=a_number, default=130.0, show_default=True, metavar="S",
+    help="Seconds after which a user gives up.",
+)
 @click.option("--input", "inputs", metavar="JSON", multiple=True, help="Business fields to ask with (default: the examples of the input contract).")
 @click.option("--key", envvar="TIDEGATE_KEY", help="An API key (default: the first key in the data folder).")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate.cli.console import WIDE, console, progress_bar
-from tidegate.cli.options import a_number, settings_from, settings_options
+from tidegate.cli.options import a_name, a_number, settings_from, settings_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +25,7 @@ def evaluate() -> None:
 
 @evaluate.command()
 @click.argument("questions", type=click.Path(path_type=Path, dir_okay=False), metavar="SET", required=False)
-@click.option("--collection", help="The collection (default: retrieval.collection).")
+@click.option("--collection", callback=a_name, help="The collection (default: retrieval.collection).")
 @click.option("--history", is_flag=True, help="Print what earlier runs said of the collection, newest first.")
 @click.option("--no-save", is_flag=True, help="Do not keep the report in the database.")
 @click.option("--min-recall", type=click.FloatRange(0, 1), callback=a_number, help="Exit with 1 where recall@5 of the final order is below this.")

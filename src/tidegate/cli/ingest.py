@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate.cli.console import progress_bar
-from tidegate.cli.options import a_number, settings_from, settings_options
+from tidegate.cli.options import a_name, a_number, settings_from, settings_options
 
 if TYPE_CHECKING:
     from tidegate.retrieval.ingest import IngestReport, Progress
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH...")
-@click.option("--collection", help="The collection (default: the capability's, else retrieval.collection).")
+@click.option("--collection", callback=a_name, help="The collection (default: the capability's, else retrieval.collection).")
 @click.option(
     "--capability", metavar="GROUP/NAME", help="Read as this capability's structure.toml says, into the collection that it searches."
 )

@@ -46,6 +46,13 @@ def a_number(ctx: click.Context, param: click.Parameter, value: float | None) ->
     return value
 
 
+def a_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A callback of options that name something: an empty one, of a variable that is not set, is not to mean the default."""
+    if value is not None and not value.strip():
+        raise click.BadParameter("the name is empty.")
+    return value
+
+
 def secret(name: str | None) -> str | None:
     """A secret from the environment: arguments can be read by everybody on a machine."""
     if name is None:

@@ -26,6 +26,8 @@ SECONDS = 10.0
 #: A passage that holds this share of the weight of the question's words stays, however far its vector is: an article number or a
 #: name is found by its letters alone.
 COVERED = 0.6
+#: Characters of a question whose words are searched for: BM25 looks at 256 words, and the event loop is not to read a book for them.
+WORDS_OF = 8_000
 #: Of a search's time, what the embedder may take before words are searched for alone.
 EMBED_SHARE = 0.6
 
@@ -118,7 +120,7 @@ class Search:
         vector, words_only = await self._vector(question, hybrid, steps.seconds)
         clock.lap("embed")
         candidates = max(k, settings.candidates)
-        found = await self._store.search(collection, vector, candidates, wanted, words=words(question) if hybrid else ())
+        found = await self._store.search(collection, vector, candidates, wanted, words=words(question[:WORDS_OF]) if hybrid else ())
         if vector is not None and found.fingerprint not in ("", self._embedder.fingerprint):
             raise OtherEmbedder(collection, found.fingerprint, self._embedder.fingerprint)
         clock.lap("store")
