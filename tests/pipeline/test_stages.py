@@ -216,7 +216,8 @@ class FakeSearch:
     async def find(self, question: str, *, k: int, wanted: Filter, collection: str, steps: Steps, ask: Ask) -> Searched:
         self.asked = {"question": question, "k": k, "tags": wanted.tags, "collection": collection}
         self.steps = steps
-        return Searched(self.passages, "7", legs=self.legs, reranker="features", scores=[0.5] * len(self.passages), repeated=2, **self.lacks)
+        told = {"index_version": "7", "reranker": "features", "scores": [0.5] * len(self.passages), "repeated": 2, **self.lacks}
+        return Searched(self.passages, legs=self.legs, **told)
 
 
 async def test_retrieve_filters_by_the_fields_that_are_there(tmp_path: Path) -> None:
@@ -249,6 +250,17 @@ async def test_a_flight_says_where_each_leg_had_each_passage(tmp_path: Path) -> 
     assert (facts["reranker"], facts["rerank_scores"], facts["repeated"]) == ("features", [0.5, 0.5], 2)
     assert not {"weak", "not_reranked", "characters_left_out"} & set(facts), "what did not happen is not said"
     assert not any(word in json.dumps(facts) for word in ("alpha", "beta", "gamma"))
+
+
+async def test_a_collection_that_was_never_filled_is_told(tmp_path: Path) -> None:
+    """By its name: `no passage found` would sound like what documents say."""
+    search = FakeSearch([])
+    search.lacks = {"index_version": "0"}
+    ask = new_ask()
+    ask.input = {"question": "x"}
+    manifest = 'stages = ["retrieve", "prompt", "generate"]\n[retrieve]\ncollection = "c"\n'
+    await retrieve.build(load(write(tmp_path, manifest)), Parts(FakeEngine(FakeStream([])), search))(ask)
+    assert ask.notes == {"search": {"no_documents": "c"}}
 
 
 async def test_what_a_search_had_to_do_without_is_told(tmp_path: Path) -> None:

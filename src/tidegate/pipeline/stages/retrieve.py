@@ -48,7 +48,10 @@ class RetrieveStage:
         flight.passage_ids = [passage.id for passage in found.passages]
         # The names of the tags alone: their values are the caller's words.
         flight.decide("retrieved", collection=settings.collection, tags=sorted(tags), way=found.way, **_facts(found))
-        if lacking := _lacking(found):
+        lacking = _lacking(found)
+        if found.index_version == "0":  # nothing was ever ingested: that is a fault of the house, not an answer of its documents
+            lacking["no_documents"] = settings.collection
+        if lacking:
             ask.note(SEARCH, lacking)
 
 
