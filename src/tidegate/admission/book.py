@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, MutableSequence, Sequence
-from typing import ClassVar, NamedTuple, NoReturn, Union
+from typing import NamedTuple, NoReturn, Union
 
 SECOND = 1_000_000_000
 #: A debt is not booked beyond this: 4.5 years.
@@ -108,7 +108,7 @@ class Book:
     """Records in a list of this process."""
 
     #: Whether every run is counted in its records, also where that is no limit.
-    counts_all: ClassVar[bool] = False
+    counts_all: bool = False
 
     def __init__(self, most: int) -> None:
         #: A machine among others, as long as this book is there.

@@ -81,6 +81,8 @@ class Leases:
     def attach(self, book: Book, now: Callable[[], int]) -> None:
         """`book` is where this machine counts, for all its workers."""
         self._book, self._now = book, now
+        # Who has a run is not idle, also where runs are not limited: what that run's true count gives back or owes is for the store.
+        book.counts_all = True
 
     # -- asking
 

@@ -16,7 +16,6 @@ import mmap
 import secrets
 import struct
 from collections.abc import Sequence
-from typing import ClassVar
 
 from tidegate.admission.book import (
     HEAD,
@@ -54,7 +53,7 @@ _CEILING = 1 << 62
 class SharedBook(Book):
     """To be made before the fork; each worker then says `join`."""
 
-    counts_all: ClassVar[bool] = True
+    counts_all: bool = True
 
     def __init__(self, most: int, workers: int) -> None:
         """Raises SettingsError where this system has no robust mutexes or not enough memory."""
