@@ -128,11 +128,15 @@ def run(load: Load, seed: int, home: Path, dsn: str, keys: dict[str, str]) -> di
         section = f'adapter = "scripted"\nurl = "{url}"\nmodels = ["scripted"]\nslots = {scenario.slots}'
         door = parts.enter_context(gateway(home, dsn, section))
         driver = OpenLoop(door, keys, body, scenario.returns, seed)
-        asyncio.run(driver.run(jobs))
+        with common.used_by_others() as others:
+            asyncio.run(driver.run(jobs))
         driver.read_flights()
     forecasts = forecast(trace, scenario, seed, driver.sent_ns)
     real = measure([job for job in jobs if job.counted], scenario)
-    return {"scenario": load.trace, "rate": round(scenario.rate, 2), "speed": scenario.speed, **compared(forecasts, real)}
+    return {
+        "scenario": load.trace, "rate": round(scenario.rate, 2), "speed": scenario.speed, "cores_used_by_others": others.cores,
+        **compared(forecasts, real),
+    }  # fmt: skip
 
 
 def forecast(trace: Trace, scenario: Scenario, seed: int, sent_ns: dict[int, int]) -> list[Measures]:
@@ -142,7 +146,7 @@ def forecast(trace: Trace, scenario: Scenario, seed: int, sent_ns: dict[int, int
     for number in range(FORECASTS):
         jobs, chance = make_jobs(trace, scenario, seed), random.Random(f"{seed}/jitter/{number}")
         for job in jobs:
-            job.guessed = guessed(json.dumps(body(job), separators=(",", ":")).encode())
+            job.guessed = guessed(body(job))
             job.asked_ns = job.came_ns = sent_ns[job.number] + round(chance.uniform(0.0, JITTER_S if number else 0.0) * 1e9)
         jobs.sort(key=lambda job: job.asked_ns)
         Simulation(jobs, scenario.engine, GATE(scenario.engine, scenario.slo), scenario.returns, seed).run()

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 import httptools
 import httpx
 
+from tidegate.core.ask import EngineCall
+from tidegate.pipeline.stages.generate import estimate_prompt_tokens
 from tidegate.sizing.job import Job
 from tidegate.sizing.simulate import comes_back_s
 
@@ -24,9 +26,9 @@ from tidegate.sizing.simulate import comes_back_s
 Body = Callable[[Job], dict[str, Any]]
 
 
-def guessed(body: bytes) -> int:
-    """For how many tokens the gateway takes a request's prompt before an engine has counted it: one for four bytes."""
-    return len(body) // 4 + 1
+def guessed(body: dict[str, Any]) -> int:
+    """For how many tokens the gateway takes a request's prompt before an engine has counted it."""
+    return estimate_prompt_tokens(EngineCall("chat", "", body))
 
 
 class _Answer(asyncio.Protocol):
@@ -149,8 +151,9 @@ class OpenLoop:
             await asyncio.sleep(back_s - (time.perf_counter_ns() - answer.done_ns) / 1e9)
 
     async def _ask(self, job: Job) -> _Answer:
-        body = json.dumps(self._body(job), separators=(",", ":")).encode()
-        job.guessed = guessed(body)
+        said = self._body(job)
+        body = json.dumps(said, separators=(",", ":")).encode()
+        job.guessed = guessed(said)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {self._host}\r\nauthorization: Bearer {self._keys[job.tenant]}\r\nconnection: close\r\n"
         job.came_ns = time.perf_counter_ns() - self._began_ns
         self.sent_ns.setdefault(job.number, job.came_ns)
