@@ -276,7 +276,8 @@ async def _crowd(pids: Sequence[int], rows: Rows, case: Case, search: Search, cl
 
 async def ours(dsn: str, rows: Rows, parts: Sequence[str], found: dict[str, Any]) -> None:
     """What is found goes into `found`."""
-    store = Postgres(StoreSettings(dsn=dsn, pool_min=16 if {"crowd", "facet"} & set(parts) else 1, pool_max=16))
+    settings = StoreSettings(dsn=dsn)
+    store = Postgres(settings.model_copy(update={"pool_min": settings.pool_max}))
     began_s = time.perf_counter()
     states = await store.build_indexes(COLLECTION, facets=("department",), graph=True, progress=lambda now: None)
     if any(state.built for state in states):
