@@ -1,6 +1,6 @@
 """An ingest whose parts are killed at random, and again to the end: each document once, whole, the old version or the new one.
 
-Longer, as a command: TIDEGATE_INGEST_KILLS=40 TIDEGATE_INGEST_DOCUMENTS=5000 .venv/bin/python -m pytest tests/acceptance/test_ingest_kills.py
+Longer, as a command: INGEST_KILLS=40 INGEST_DOCUMENTS=5000 .venv/bin/python -m pytest tests/acceptance/test_ingest_kills.py
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests import waiting
 
 pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-DOCUMENTS = int(os.environ.get("TIDEGATE_INGEST_DOCUMENTS", "1000"))
-KILLS = int(os.environ.get("TIDEGATE_INGEST_KILLS", "8"))
+DOCUMENTS = int(os.environ.get("INGEST_DOCUMENTS", "1000"))
+KILLS = int(os.environ.get("INGEST_KILLS", "8"))
 VICTIMS = ("ingest", "loader", "embedder", "postgres")
 TIDEGATE = [sys.executable, "-m", "tidegate.cli"]
 
