@@ -129,7 +129,7 @@ async def searcher(data: Path) -> AsyncIterator[tuple[Any, list[float]]]:
 async def searches(data: Path) -> dict[str, float]:
     """Milliseconds of searches, one after the other."""
     questions = [json.loads(line)["question"] for line in (ROOT / "examples" / "questions.jsonl").read_text("utf-8").splitlines()]
-    took_ms = []
+    took_ms: list[float] = []
     async with searcher(data) as (search, embed_ms):
         for question in questions[:10]:
             await search.find(question, collection="harbour-mutual")
