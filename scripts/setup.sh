@@ -6,7 +6,7 @@ set -m  # a stage is a process group of its own: Ctrl-C ends it through the trap
 cd "$(dirname "$0")/.."
 want=${1:-run}
 lock=requirements.lock; [ "$want" = test ] && lock=requirements-test.lock
-packages=(chromium fonts-noto-cjk curl)  # a real browser for the page's tests, glyphs for its Chinese, the README's client
+packages=(chromium fonts-noto-cjk curl tesseract-ocr)  # a real browser for the page's tests, glyphs for its Chinese, the README's client, a reader of scans
 log=
 
 say() { printf '%s\n' "$*" >&2; }
@@ -67,6 +67,7 @@ missing_packages() {
   command -v chromium >/dev/null || echo chromium
   { command -v fc-list >/dev/null && fc-list ':lang=zh' | grep -q .; } || echo fonts-noto-cjk
   command -v curl >/dev/null || echo curl
+  command -v tesseract >/dev/null || echo tesseract-ocr
 }
 
 install_packages() {

@@ -115,8 +115,9 @@ def test_embedder_down_is_caught_by_words_alone(stack: Stack) -> None:
     before = stack.part("embedder")
     code, report = stack.drill("embedder-down", "--requests", "4", "--capability", "desk/ask", "--input", KNOWN)
     assert (code, caught(report), sights(report)) == (0, ["full"], {"answer"})
-    assert {seen["cause"] for seen in report["during"]} == {"words_only=slow"}
-    assert (stack.part("embedder"), report["after"]["cause"], stack.stopped()) == (before, "", [])
+    assert all(seen["cause"].startswith("words_only=slow") for seen in report["during"])
+    assert "words_only" not in report["after"]["cause"]
+    assert (stack.part("embedder"), stack.stopped()) == (before, [])
 
 
 def test_engine_down_is_caught_by_the_small_model(stack: Stack) -> None:

@@ -1,7 +1,7 @@
 """Where CI is set, a test that was skipped has failed: a green run must not hide a part that could not be tried.
 
-Loaded by scripts/test.sh with `-p no_skips`. Two reasons are allowed: data beside the checkout that is not there, and Ray, which is
-large and of use to one option alone.
+Loaded by scripts/test.sh with `-p no_skips`. Allowed are data beside the checkout that is not there, and Ray and OpenVINO, which are
+large and of use to one option each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Generator
 
 import pytest
 
-ALLOWED = ("shared/data", "tidegate[ray]")
+ALLOWED = ("shared/data", "tidegate[ray]", "tidegate[openvino]")
 
 
 def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:

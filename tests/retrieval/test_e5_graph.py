@@ -72,7 +72,7 @@ async def test_a_question_is_nearest_to_its_answer_across_languages(embedder):
     assert (asked_in_english @ chinese.T).argmax(axis=1).tolist() == [0, 2]
 
 
-@pytest.mark.skipif(missing("openvino") is not None, reason="openvino is not installed")
+@pytest.mark.skipif(missing("openvino") is not None, reason="openvino is not installed: pip install 'tidegate[openvino]'")
 async def test_vectors_of_the_runtimes_may_be_compared(model_cache, texts):
     """They share a fingerprint: an index made by one is searched with questions of the other."""
     one, other = (LocalEmbedder(model_cache, runtime=runtime) for runtime in ("onnxruntime", "openvino"))

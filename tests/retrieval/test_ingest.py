@@ -520,7 +520,7 @@ async def test_all_is_embedded_anew_as_it_was_embedded_first(run: Run, embedder:
 async def test_real_bad_pdfs_are_stored_or_named(run: Run, store: Memory, kind: str) -> None:
     """All of a kind in one run: each is a document or has a reason, and none costs another anything."""
     report = await run(PDFS / kind)
-    files = {os.path.join(place, name) for place, _, names in os.walk(PDFS / kind) for name in names if name.endswith(".pdf")}
+    files = {os.path.join(place, name) for place, _, names in os.walk((PDFS / kind).resolve()) for name in names if name.endswith(".pdf")}
     failed = {path for path, why in report.failed if why}
     assert set(report.stored) | failed == files
     assert not set(report.stored) & failed
