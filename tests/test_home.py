@@ -92,3 +92,18 @@ def test_a_tenants_engine_that_cannot_be_is_refused_by_name(tmp_path: Path, more
     with pytest.raises(SettingsError, match=says) as refused:
         slices_of(settings)
     assert "[tenants.acme]" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("folders", "asks"), [(None, "support/answer"), (["mine", "examples/capabilities"], "support/answer"), (["mine"], "/v1/chat/completions")]
+)
+def test_the_printed_line_asks_the_examples_where_they_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: list[str] | None, asks: str
+) -> None:
+    """Also beside folders of one's own; their documents are loaded by the same rule."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "examples")
+    settings = load(None, {}, {"local.data": str(tmp_path / "data"), **({"capabilities.folders": folders} if folders else {})})
+    engine = EngineAddress("http://127.0.0.1:1", "engine-key", "tiny", 4, 2048)
+    running = Running(tmp_path, "postgresql:///x", engine, tmp_path / "e.sock", None, {})
+    assert asks in _Home(settings, tmp_path / "link").curl("http://127.0.0.1:8080", "tg_x", running)

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from tidegate.api.control import NewKey, make_key
 from tidegate.api.page.tokens import TokenFolder
-from tidegate.app.parts import PARTS, LocalParts, closing, open_store, with_parts, write_private
+from tidegate.app.parts import PARTS, LocalParts, closing, open_passages, open_store, with_parts, write_private
 from tidegate.core.ask import Caller
 from tidegate.core.errors import LocalPartError, SettingsError
 from tidegate.core.keys import hash_key
@@ -50,6 +50,9 @@ class _Home:
     def __init__(self, settings: Settings, examples: Path) -> None:
         self._settings = settings
         self._examples = examples
+        folders = [Path(folder).expanduser().resolve() for folder in settings.capabilities.folders]
+        #: Whether the example capabilities are served, alone or among others.
+        self._serves_examples = not folders or (examples / "capabilities").resolve() in folders
         self._caller: Caller | None = None
 
     def gateway(self, running: Running, fd: int) -> Command:
@@ -100,7 +103,7 @@ class _Home:
         file = running.data / "first-key"
         parts = LocalParts(running.dsn or "", str(running.embedder or ""))
         write_private(running.data / PARTS, msgspec.json.encode(parts))
-        async with open_store(self._withopen_store(running)) as store:
+        async with open_store(self._with_database(running)) as store:
             known = {key.sha256: key for key in await store.list_keys() if key.revoked_unix_s is None}
             saved = file.read_text().strip() if file.exists() else ""
             record = known.get(hash_key(saved)) if saved else None
@@ -112,11 +115,11 @@ class _Home:
         return saved
 
     async def load_examples(self, running: Running, note: Note) -> None:
-        """The example documents, where the example capabilities are what is served."""
-        if running.embedder is None or self._settings.capabilities.folders or not self._dsn(running):
+        """The example documents, where the example capabilities are served."""
+        if running.embedder is None or not self._serves_examples or not self._dsn(running):
             return
         client = EmbedderClient(running.embedder)
-        async with open_store(self._withopen_store(running)) as store, closing(client):
+        async with open_passages(self._with_database(running)) as store, closing(client):
             report = await ingest(
                 [self._examples / "documents"], collection=EXAMPLES, embedder=client, store=store,
                 progress=lambda said: note(f"{said.done} of {said.total} documents"), base=self._examples,
@@ -127,7 +130,7 @@ class _Home:
 
     def curl(self, url: str, key: str, running: Running) -> str:
         """A question to the example capability, or to the engine where the examples are not served."""
-        if self._settings.capabilities.folders or running.embedder is None:
+        if not self._serves_examples or running.embedder is None:
             return ask_engine(url, key, running)
         return (
             f"curl -N {url}/api/v1/support/answer -H 'Authorization: Bearer {key}' -H 'Accept: text/event-stream' "
@@ -144,7 +147,7 @@ class _Home:
     def _dsn(self, running: Running) -> str:
         return running.dsn or self._settings.store.dsn
 
-    def _withopen_store(self, running: Running) -> Settings:
+    def _with_database(self, running: Running) -> Settings:
         return with_parts(self._settings, LocalParts(self._dsn(running)))
 
 
