@@ -68,6 +68,21 @@ def test_a_broken_manifest_is_refused_by_name(tmp_path: Path, manifest: str, say
 
 
 @pytest.mark.parametrize(
+    ("more", "says", "hint"),
+    [
+        ("[retrieve]\nrernak = 'off'\n", "there is no 'retrieve.rernak'", "Did you mean 'rerank'?"),
+        ("modle = 'x'\n", "there is no 'modle'", "Did you mean 'model'?"),
+        ("[[ladder]]\nrung = 'faq'\nnoet = 'x'\n", "there is no 'ladder.0.noet'", "docs/capabilities.md"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path, more: str, says: str, hint: str) -> None:
+    """Wherever in the file it stands."""
+    with pytest.raises(SettingsError, match=says) as refused:
+        load(write(tmp_path, f'stages = ["prompt", "generate"]\n{more}'))
+    assert hint in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
     ("template", "says"),
     [("{% block system %}{% endblock %}", "no block user"), ("{% block system %}{{ }}{% endblock %}", "template.jinja:1")],
 )

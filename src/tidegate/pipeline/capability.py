@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from pydantic import Field, ValidationError
 from tidegate.core.errors import InputInvalid, OutputInvalid, SettingsError
 from tidegate.core.nesting import MAX_DEPTH
 from tidegate.core.plugins import names, nearest
-from tidegate.core.settings import Section
+from tidegate.core.settings import Section, inner
 from tidegate.guard.door import Action
 from tidegate.guard.terms_file import read_terms
 from tidegate.pipeline.faq import Faq, read_faq
@@ -35,6 +36,7 @@ from tidegate.retrieval.rerank import known_rerankers
 
 #: Engines count tokens in signed 32-bit numbers.
 _MAX_TOKEN_ID = 2**31 - 1
+_ALL_NAMES = "docs/capabilities.md lists every name."
 
 
 class Budgets(Section):
@@ -268,7 +270,12 @@ def _manifest(file: Path) -> Manifest:
         raise SettingsError(f"{file} is not TOML: {error}.", hint="Correct the line that it names.") from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise SettingsError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}.", hint="docs/capabilities.md lists every name.") from None
+        where = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            known_names = _known_names(first["loc"])
+            hint = nearest(str(first["loc"][-1]), known_names) if known_names else _ALL_NAMES
+            raise SettingsError(f"{file}: there is no {where!r}.", hint=hint) from None
+        raise SettingsError(f"{file}: {where}: {first['msg']}.", hint=_ALL_NAMES) from None
     known = names("tidegate.pipeline.stages")
     for stage in [*manifest.stages, *(trigger.stage for trigger in manifest.triggers)]:
         if stage not in known:
@@ -318,6 +325,15 @@ def _schema(file: Path) -> tuple[dict[str, Any], jsonschema_rs.Validator]:
         return schema, jsonschema_rs.validator_for(schema, mask="the value")
     except (ValueError, jsonschema_rs.ValidationError) as error:
         raise SettingsError(f"{file} is not a JSON Schema: {error}", hint="Correct the schema.") from None
+
+
+def _known_names(place: Sequence[str | int]) -> list[str]:
+    """What the section at `place`, whose last step is a name that is not known, may hold."""
+    section: type[Section] | None = Manifest
+    for step in place[:-1]:
+        if isinstance(step, str) and section is not None:
+            section, _ = inner(section.model_fields[step])
+    return list(section.model_fields) if section is not None else []
 
 
 def _read(file: Path) -> str:
