@@ -142,6 +142,13 @@ def test_a_low_recall_is_told_where_enough_was_sampled() -> None:
         assert told({"recall": {"c": well}})["status"] == "ok"
 
 
+def test_passages_in_qdrant_do_not_go_with_the_database() -> None:
+    """What is said to fail is what fails."""
+    down = {"database": {"up": False, "why": "refused"}}
+    assert "without passages" in told(down)["why"][0]
+    assert "without passages" not in told(down | {"qdrant": {"up": True}})["why"][0]
+
+
 def test_qdrant_down_is_told() -> None:
     """With what it said."""
     assert told({"qdrant": {"up": True}})["status"] == "ok"

@@ -138,10 +138,11 @@ def _database(figures: Mapping[str, Any], traffic: Mapping[str, Any]) -> list[Fi
     if database is None:
         return []
     if not database.get("up"):
+        passages = "" if "qdrant" in figures else "answers go on without passages, "  # those are in Qdrant then
         return [
             (
                 "degraded",
-                f"The database does not answer{_because(database)}: answers go on without passages, flights wait in the spool, "
+                f"The database does not answer{_because(database)}: {passages}flights wait in the spool, "
                 "keys are those last read. Start it, or correct store.dsn.",
             )
         ]
